@@ -1,0 +1,44 @@
+/* The node agent's request to the spawner: one SEQPACKET datagram with file descriptors. Both ends run on the same host
+ * from the same build, so the layout is this struct (src/barchan/backends/spawner.py packs it). */
+#ifndef BARCHAN_SPAWN_H
+#define BARCHAN_SPAWN_H
+#include <stdint.h>
+
+#define SPAWN_MAGIC 0x314e5053u /* "SPN1" */
+#define SPAWN_MAX_LAYERS 120
+#define SPAWN_MAX_GROUPS 8
+#define SPAWN_STEP 32
+#define SPAWN_LOG 256
+#define SPAWN_TIMES 8
+
+enum spawn_flag {
+    SPAWN_NETNS = 1,      /* a network namespace is among the descriptors; otherwise a new one is made */
+    SPAWN_SETUID = 2,     /* no_new_privs and nosuid stay off */
+    SPAWN_PTRACE = 4,     /* SYS_PTRACE stays in the bounding set, ptrace in the filter */
+    SPAWN_VOLATILE = 8,   /* overlay volatile: no sync of the upper file system at unmount */
+    SPAWN_REDUCED = 16,   /* kernel < 6.13: attach the layers and give overlayfs /proc/self/fd paths */
+    SPAWN_ALL_CAPS = 32,  /* tests only: keep every capability of the namespace */
+};
+
+/* Descriptors, in this order: listening socket for the guest, detached mount of the writable tree (holds directories
+ * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open cgroup.procs files of v1
+ * hierarchies, `layers` detached read-only mounts, top layer first. */
+struct spawn_request {
+    uint32_t magic, id;
+    uint32_t uid_base, uid_count;
+    uint32_t flags, layers, groups;
+    int32_t oom_score_adj;
+    uint64_t shm_bytes;
+    char hostname[64];
+};
+
+/* On success one descriptor comes with it: the pidfd of the container's first process. */
+struct spawn_reply {
+    uint32_t magic, id;
+    int32_t pid;
+    int32_t error;                /* errno of the step that failed, 0 on success */
+    char step[SPAWN_STEP];
+    char log[SPAWN_LOG];          /* what the kernel's mount context said */
+    uint32_t us[SPAWN_TIMES];     /* since the request: clone, cgroups, maps, layers, overlay, go, exec */
+};
+#endif

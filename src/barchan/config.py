@@ -1,0 +1,124 @@
+"""Settings, read once at start, and the layout of the data directory.
+
+DATA/                       0700 root
+  token                     bearer token of the API, 0600
+  instance                  random name of this installation: names its cgroups
+  node.db                   registry (SQLite)
+  log/NNNNNNNNNN.seg        trajectory segments
+  layers/                   content-addressed layer store and its names
+  mnt/<digest>              each layer mounted once
+  scratch.img, scratch/     btrfs volume that holds the writable trees
+  run/                      api.sock, node.sock, lock files, one socket per sandbox
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from barchan.spec import GIB, MIB
+
+DEFAULT_DATA = Path("/var/lib/barchan")
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where everything is below one data directory."""
+
+    data: Path
+
+    @property
+    def token(self) -> Path:
+        return self.data / "token"
+
+    @property
+    def instance(self) -> Path:
+        return self.data / "instance"
+
+    @property
+    def registry(self) -> Path:
+        return self.data / "node.db"
+
+    @property
+    def log(self) -> Path:
+        return self.data / "log"
+
+    @property
+    def layers(self) -> Path:
+        return self.data / "layers"
+
+    @property
+    def mounts(self) -> Path:
+        return self.data / "mnt"
+
+    @property
+    def scratch_image(self) -> Path:
+        return self.data / "scratch.img"
+
+    @property
+    def scratch(self) -> Path:
+        return self.data / "scratch"
+
+    @property
+    def run(self) -> Path:
+        return self.data / "run"
+
+    @property
+    def api_socket(self) -> Path:
+        """Where clients on this host reach the API."""
+        return self.run / "api.sock"
+
+    @property
+    def node_socket(self) -> Path:
+        """Where the node agent reaches the API."""
+        return self.run / "node.sock"
+
+    def guest_socket(self, sandbox: str) -> Path:
+        return self.run / "guest" / sandbox
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one node agent."""
+
+    layout: Layout
+    name: str
+    """Part of every sandbox id; must not change while sandboxes live."""
+    kernel: Literal["auto", "reduced"] = "auto"
+    """`reduced` forces the path of kernels below 6.13, for tests."""
+    max_sandboxes: int = 1000
+    memory_share: float = 0.9
+    """Part of the host's memory that may be promised to sandboxes, times `memory_overcommit`."""
+    memory_overcommit: float = 4.0
+    """Sandboxes mostly idle far below their limit."""
+    disk_overcommit: float = 16.0
+    """Promised bytes of writable disk over the size of the scratch volume."""
+    scratch_share: float = 0.3
+    """Of the free space of the data directory's file system, when `scratch_bytes` is 0."""
+    scratch_most: int = 40 * GIB
+    scratch_bytes: int = 0
+    """Fully allocated when made, so that a full host disk cannot break the volume."""
+    uid_first: int = 0x30000000
+    """First of the host user ids given to sandboxes, 65,536 each; the id below it is the guest's own."""
+    uid_count: int = 65536
+    segment_bytes: int = 64 * MIB
+    log_bytes: int = 8 * GIB
+    """When the segments exceed this, the oldest sealed ones without a live sandbox are removed."""
+    sweep_seconds: float = 2.0
+    """How often lifetimes are checked; they are kept within 5 s."""
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one API process."""
+
+    layout: Layout
+    listen: tuple[str, int] | None = None
+    """TCP address beside the unix socket."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+    """Allow plaintext beyond loopback."""
+    uid: int = 0x30000000 - 2
+    """User the process becomes after it opened its sockets and secrets, when started as root."""
+    node_wait: float = 10.0
+    """Seconds a request waits for its node to come back before `node_unavailable`."""

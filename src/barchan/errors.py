@@ -1,0 +1,269 @@
+"""Every error barchan raises, in one tree.
+
+A class says who failed (`party`) and whether the same request may simply be sent again (`retry`). The text
+says what happened, why, and what to do. Only the code travels on the wire; a client builds the class from
+its own table, so that no remote side can choose what is imported or constructed here.
+
+    BarchanError
+    ├── CallerError                  the request cannot be carried out as sent
+    │   ├── InvalidRequest           a field is wrong; `field` names it
+    │   ├── Unauthenticated          no token, or a wrong one
+    │   ├── Conflict                 the same id or key was used for a different request
+    │   ├── NotSupported             this backend or host cannot do that verb
+    │   ├── EnvironmentNotFound
+    │   ├── SandboxNotFound
+    │   ├── ExecNotFound
+    │   ├── UserNotFound             the sandbox has no such user
+    │   └── FileFailure              a file operation in the sandbox failed
+    │       ├── FileMissing
+    │       ├── FileDenied
+    │       ├── FileAlreadyExists
+    │       ├── FileIsDirectory
+    │       └── FileNotDirectory
+    ├── SandboxError                 the sandbox itself is at fault
+    │   ├── SandboxUnavailable       its first process is dead or does not answer
+    │   ├── SandboxStopped           it was stopped or its lifetime ended
+    │   └── SandboxDiskFull
+    ├── NodeError                    the host of the sandbox is at fault
+    │   ├── AdmissionRefused         no room now; another node or a later try may do
+    │   ├── CreateFailed             `phase` says where
+    │   ├── LayerCorrupt
+    │   ├── FeatureMissing           the kernel or a program lacks something; `hint` says what to do
+    │   ├── NodeStorageFull
+    │   ├── NodeUnavailable          not connected at the moment
+    │   └── OutcomeUnknown           it may or may not have run
+    └── PlatformError                barchan or the way to it is at fault
+        ├── ApiUnavailable
+        ├── ProtocolError
+        ├── RequestTimeout           no answer in the time the caller gave
+        └── InternalError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+Party = Literal["caller", "program", "sandbox", "node", "platform"]
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it travels: HTTP body, link frame, `--json` output."""
+
+    code: str
+    message: str
+    party: str = "platform"
+    phase: str = ""
+    field: str = ""
+    hint: str = ""
+    retry: bool = False
+
+
+class BarchanError(Exception):
+    """Root of the tree. `code` is stable; `message`, `hint` are for people."""
+
+    code: ClassVar[str] = "error"
+    party: ClassVar[Party] = "platform"
+    retry: ClassVar[bool] = False
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str = "", phase: str = "", field: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.phase = phase
+        self.field = field
+
+    def __str__(self) -> str:
+        where = f" [{self.phase}]" if self.phase else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.message}{where}{hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.phase, self.field)
+
+    def body(self) -> ErrorBody:
+        return ErrorBody(
+            code=self.code,
+            message=self.message,
+            party=self.party,
+            phase=self.phase,
+            field=self.field,
+            hint=self.hint,
+            retry=self.retry,
+        )
+
+
+def _rebuild(cls: type[BarchanError], message: str, hint: str, phase: str, field: str) -> BarchanError:
+    return cls(message, hint=hint, phase=phase, field=field)
+
+
+class CallerError(BarchanError):
+    code = "caller_error"
+    party = "caller"
+    status = 400
+
+
+class InvalidRequest(CallerError):
+    code = "invalid_request"
+
+
+class Unauthenticated(CallerError):
+    code = "unauthenticated"
+    status = 401
+
+
+class Conflict(CallerError):
+    code = "conflict"
+    status = 409
+
+
+class NotSupported(CallerError):
+    code = "not_supported"
+    status = 501
+
+
+class EnvironmentNotFound(CallerError):
+    code = "environment_not_found"
+    status = 404
+
+
+class SandboxNotFound(CallerError):
+    code = "sandbox_not_found"
+    status = 404
+
+
+class ExecNotFound(CallerError):
+    code = "exec_not_found"
+    status = 404
+
+
+class UserNotFound(CallerError):
+    code = "user_not_found"
+
+
+class FileFailure(CallerError):
+    code = "file_failure"
+
+
+class FileMissing(FileFailure):
+    code = "file_missing"
+    status = 404
+
+
+class FileDenied(FileFailure):
+    code = "file_denied"
+    status = 403
+
+
+class FileAlreadyExists(FileFailure):
+    code = "file_exists"
+    status = 409
+
+
+class FileIsDirectory(FileFailure):
+    code = "file_is_directory"
+
+
+class FileNotDirectory(FileFailure):
+    code = "file_not_directory"
+
+
+class SandboxError(BarchanError):
+    code = "sandbox_error"
+    party = "sandbox"
+    status = 502
+
+
+class SandboxUnavailable(SandboxError):
+    code = "sandbox_unavailable"
+
+
+class SandboxStopped(SandboxError):
+    code = "sandbox_stopped"
+    status = 410
+
+
+class SandboxDiskFull(SandboxError):
+    code = "sandbox_disk_full"
+    status = 507
+
+
+class NodeError(BarchanError):
+    code = "node_error"
+    party = "node"
+    status = 500
+
+
+class AdmissionRefused(NodeError):
+    code = "admission_refused"
+    retry = True
+    status = 429
+
+
+class CreateFailed(NodeError):
+    code = "create_failed"
+
+
+class LayerCorrupt(NodeError):
+    code = "layer_corrupt"
+
+
+class FeatureMissing(NodeError):
+    code = "feature_missing"
+    status = 501
+
+
+class NodeStorageFull(NodeError):
+    code = "node_storage_full"
+    retry = True
+    status = 507
+
+
+class NodeUnavailable(NodeError):
+    code = "node_unavailable"
+    retry = True
+    status = 503
+
+
+class OutcomeUnknown(NodeError):
+    code = "outcome_unknown"
+
+
+class PlatformError(BarchanError):
+    code = "platform_error"
+
+
+class ApiUnavailable(PlatformError):
+    code = "api_unavailable"
+    retry = True
+    status = 503
+
+
+class ProtocolError(PlatformError):
+    code = "protocol_error"
+
+
+class RequestTimeout(PlatformError):
+    code = "request_timeout"
+    retry = True
+    status = 504
+
+
+class InternalError(PlatformError):
+    code = "internal_error"
+
+
+def tree(root: type[BarchanError] = BarchanError) -> Iterator[type[BarchanError]]:
+    """Every class of the tree, parents first."""
+    yield root
+    for child in root.__subclasses__():
+        yield from tree(child)
+
+
+def from_body(body: ErrorBody) -> BarchanError:
+    """The error a wire body stands for. An unknown code becomes `PlatformError` and keeps its text."""
+    cls = next((c for c in tree() if c.code == body.code), PlatformError)
+    return cls(body.message, hint=body.hint, phase=body.phase, field=body.field)

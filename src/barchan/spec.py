@@ -1,0 +1,313 @@
+"""The values that cross layers: what a caller asks for, what is running, what came out of it.
+
+All are frozen and strict: an unknown field or a wrong type is refused when decoded. Sizes are bytes, times are
+seconds, unless a name says otherwise. Validation that a type cannot express is in `check_*` below; each raises
+`InvalidRequest` with the field's name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NewType
+
+import msgspec
+
+from barchan.errors import InvalidRequest
+
+SandboxId = NewType("SandboxId", str)
+ExecId = NewType("ExecId", str)
+NodeName = NewType("NodeName", str)
+
+BackendName = Literal["function", "container", "microvm", "vm"]
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every request and answer."""
+
+
+class Limits(_Value, frozen=True, kw_only=True):
+    """What one sandbox may use. Over-use is answered by name: `oom`, `pids`, `disk_full`."""
+
+    memory: int = 512 * MIB
+    """Bytes of memory, page cache of its own files included."""
+    cpus: float = 1.0
+    """CPU time per second of wall time; 0.5 is half a core."""
+    pids: int = 512
+    """Processes and threads together."""
+    disk: int = 2 * GIB
+    """Bytes the sandbox may write."""
+    files: int = 4096
+    """Open files per process."""
+
+
+class NetworkRules(_Value, frozen=True, kw_only=True):
+    """What the sandbox may reach. Only `deny` (loopback alone) exists so far."""
+
+    mode: Literal["deny"] = "deny"
+
+
+class EnvironmentRef(_Value, frozen=True, kw_only=True):
+    """Layers to compose, by name (`debian-12`), name and version (`debian-12@3`) or digest (`sha256:…`)."""
+
+    base: str
+    workspace: str | None = None
+    toolkits: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """From the bottom of the stack to its top."""
+        return (self.base, *((self.workspace,) if self.workspace else ()), *self.toolkits)
+
+
+class SandboxSpec(_Value, frozen=True, kw_only=True):
+    """One request value for a sandbox of any backend."""
+
+    environment: EnvironmentRef
+    backend: BackendName = "container"
+    limits: Limits = Limits()
+    network: NetworkRules = NetworkRules()
+    labels: dict[str, str] = {}
+    env: dict[str, str] = {}
+    """Environment of every program started in it."""
+    secrets: dict[str, str] = {}
+    """Like `env`, but the values are never stored or shown: records hold a keyed digest."""
+    user: str = "root"
+    workdir: str = "/"
+    hostname: str = "sandbox"
+    idle_timeout: float = 3600.0
+    """Seconds without any request after which it is stopped."""
+    lifetime: float = 86400.0
+    """Seconds after creation when it is stopped in any case."""
+    setuid: bool = False
+    """Let set-user-id programs work (turns no_new_privs and nosuid off)."""
+    ptrace: bool = False
+    """Give the sandbox SYS_PTRACE over its own processes (debuggers)."""
+
+
+SandboxState = Literal["creating", "ready", "stopping", "stopped", "failed"]
+
+
+class SandboxInfo(_Value, frozen=True, kw_only=True):
+    """What a node says about one of its sandboxes. Times are Unix seconds."""
+
+    id: SandboxId
+    state: SandboxState
+    backend: BackendName
+    environment: EnvironmentRef
+    limits: Limits
+    labels: dict[str, str]
+    created: float
+    last_used: float
+    expires: float
+    pid: int = 0
+    """Of its first process on the node; 0 when not running."""
+    ready_ms: float = 0.0
+    """From the node's admission to a sandbox that answers, milliseconds."""
+    reason: str = ""
+    """Why it stopped or failed."""
+
+
+class Exec(_Value, frozen=True, kw_only=True):
+    """One command to run. `argv`, `cwd` and `env` are bytes: no shell, no quoting, any byte but NUL."""
+
+    argv: tuple[bytes, ...]
+    cwd: bytes | None = None
+    env: dict[bytes, bytes] = {}
+    secrets: dict[bytes, bytes] = {}
+    user: str | None = None
+    timeout: float | None = None
+    """Seconds; then the whole process tree is ended and the outcome is `timed_out`."""
+    grace: float = 1.0
+    """Seconds between SIGTERM and SIGKILL at the time-out; 0 kills at once."""
+    stdin: bool = False
+    """Whether the caller sends input; otherwise the program reads end-of-file."""
+    output_limit: int = 64 * MIB
+    """Bytes kept per stream; what follows is read, counted and dropped."""
+    merge_stderr: bool = False
+    keep_background: bool = False
+    """Wait for end-of-file on the output even after the main process ended."""
+
+
+Outcome = Literal["exited", "signaled", "timed_out", "cancelled", "not_found", "not_executable", "unknown"]
+LimitName = Literal["oom", "pids", "disk_full"]
+
+
+class ExecResult(_Value, frozen=True, kw_only=True):
+    """How a command ended. A non-zero exit is a result, never an exception."""
+
+    id: ExecId
+    outcome: Outcome
+    exit_code: int | None = None
+    """The program's own exit code; 128 + signal when a signal ended it; 127, 126 when it could not start."""
+    signal: int | None = None
+    limit: LimitName | None = None
+    """The sandbox limit that the command ran into, if any."""
+    stdout_bytes: int = 0
+    """Bytes the program wrote, dropped ones included."""
+    stderr_bytes: int = 0
+    stdout_dropped: int = 0
+    stderr_dropped: int = 0
+    duration: float = 0.0
+    cpu_user: float = 0.0
+    cpu_system: float = 0.0
+    max_rss: int = 0
+    background: int = 0
+    """Processes it left running in the sandbox."""
+
+
+class ExecInfo(_Value, frozen=True, kw_only=True):
+    """A command in a sandbox's history. `result` is None while it runs."""
+
+    id: ExecId
+    argv: tuple[bytes, ...]
+    started: float
+    result: ExecResult | None = None
+
+
+class FileStat(_Value, frozen=True, kw_only=True):
+    """One file as lstat(2) sees it inside the sandbox."""
+
+    path: bytes
+    kind: Literal["file", "directory", "symlink", "fifo", "socket", "char", "block"]
+    size: int
+    mode: int
+    """Permission bits with set-id and sticky, 0o7777."""
+    uid: int
+    gid: int
+    mtime_ns: int
+    nlink: int = 1
+    target: bytes = b""
+    """Of a symlink."""
+
+
+class ProcessInfo(_Value, frozen=True, kw_only=True):
+    """A process of the sandbox, ids as seen inside."""
+
+    pid: int
+    ppid: int
+    uid: int
+    state: str
+    rss: int
+    argv: tuple[bytes, ...]
+    exec_id: ExecId | None = None
+
+
+class NodeInfo(_Value, frozen=True, kw_only=True):
+    """What a node can do and how full it is."""
+
+    name: NodeName
+    backends: tuple[BackendName, ...]
+    kernel: Literal["full", "reduced"]
+    sandboxes: int
+    capacity: int
+    memory_total: int
+    memory_promised: int
+    disk_total: int
+    disk_promised: int
+    version: str = ""
+    notes: tuple[str, ...] = ()
+    """One line per thing this host lacks."""
+
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+_REF = re.compile(rf"(?:{_NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
+_HOST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def check_name(value: str, field: str) -> str:
+    """A name of a layer, node or label key. `..` and path separators cannot occur in one."""
+    if not _NAME.fullmatch(value) or ".." in value:
+        raise InvalidRequest(
+            f"{field}: {value!r} is not a name",
+            field=field,
+            hint="use a-z, 0-9, '.', '_', '-', at most 64 characters, no '..'",
+        )
+    return value
+
+
+def check_ref(value: str, field: str) -> str:
+    if not _REF.fullmatch(value) or ".." in value:
+        raise InvalidRequest(
+            f"{field}: {value!r} is not an environment reference",
+            field=field,
+            hint="use name, name@version or sha256:<64 hex digits>",
+        )
+    return value
+
+
+def check_spec(spec: SandboxSpec) -> SandboxSpec:
+    """Refuse what the types let through. Returns the same value."""
+    for i, ref in enumerate(spec.environment.names()):
+        check_ref(ref, "environment.base" if i == 0 else "environment")
+    _check_limits(spec.limits)
+    for field in ("idle_timeout", "lifetime"):
+        _positive(getattr(spec, field), field)
+    if not _HOST.fullmatch(spec.hostname):
+        raise InvalidRequest("hostname: not a host name", field="hostname")
+    if not spec.workdir.startswith("/"):
+        raise InvalidRequest("workdir: must be absolute", field="workdir")
+    for field in ("env", "secrets"):
+        for key, value in getattr(spec, field).items():
+            check_env(key.encode(), value.encode(), field)
+    for text, field in ((spec.user, "user"), (spec.workdir, "workdir")):
+        _no_nul(text.encode(), field)
+    if len(spec.labels) > 64 or any(len(k) > 128 or len(v) > 1024 for k, v in spec.labels.items()):
+        raise InvalidRequest("labels: at most 64, keys of 128 and values of 1024 characters", field="labels")
+    return spec
+
+
+def _check_limits(limits: Limits) -> None:
+    least = {"memory": 16 * MIB, "cpus": 0.01, "pids": 8, "disk": 1 * MIB, "files": 64}
+    for field, low in least.items():
+        value = getattr(limits, field)
+        if not low <= value < (1 << 62):
+            raise InvalidRequest(
+                f"limits.{field}: {value} is out of range", field=f"limits.{field}", hint=f"at least {low}"
+            )
+
+
+def check_exec(request: Exec) -> Exec:
+    """Refuse what the types let through. Returns the same value."""
+    if not request.argv:
+        raise InvalidRequest("argv: empty", field="argv")
+    for item in request.argv:
+        _no_nul(item, "argv")
+    for field in ("env", "secrets"):
+        for key, value in getattr(request, field).items():
+            check_env(key, value, field)
+    if request.cwd is not None:
+        _no_nul(request.cwd, "cwd")
+    if request.user is not None:
+        _no_nul(request.user.encode(), "user")
+    if request.timeout is not None:
+        _positive(request.timeout, "timeout")
+    if not 0 <= request.grace <= 3600:
+        raise InvalidRequest("grace: must be between 0 and 3600 seconds", field="grace")
+    if not 0 <= request.output_limit < (1 << 48):
+        raise InvalidRequest("output_limit: out of range", field="output_limit")
+    return request
+
+
+def check_env(key: bytes, value: bytes, field: str) -> None:
+    if not key or b"=" in key:
+        raise InvalidRequest(f"{field}: {key!r} is not a variable name", field=field)
+    _no_nul(key, field)
+    _no_nul(value, field)
+
+
+def _no_nul(value: bytes, field: str) -> None:
+    if b"\0" in value:
+        raise InvalidRequest(f"{field}: contains a NUL byte", field=field, hint="no program can receive one")
+
+
+def _positive(value: float, field: str) -> None:
+    if not 0 < value < 1e9:
+        raise InvalidRequest(f"{field}: {value} is out of range", field=field, hint="a positive number of seconds")
+
+
+def node_of(sandbox: str) -> NodeName:
+    """The node that a sandbox id names: everything before its last '-'."""
+    node, dash, unique = sandbox.rpartition("-")
+    if not dash or not _NAME.fullmatch(node) or not re.fullmatch(r"[a-z0-9]{8,32}", unique):
+        raise InvalidRequest(f"{sandbox!r} is not a sandbox id", field="sandbox")
+    return NodeName(node)

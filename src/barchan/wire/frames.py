@@ -1,0 +1,136 @@
+"""Frames: the one framing on every ordered byte stream of barchan (guest link, node link, client link).
+
+    u32 length | u8 type | u8 stream | u16 zero | u64 id | payload          little-endian, 16-byte head
+
+`length` counts the payload alone and is at most MAX_PAYLOAD. `id` names an operation (guest link) or a call (other
+links). DATA, EOF and CREDIT mean the same everywhere, in both directions, so that a relay forwards them by
+changing only the id:
+
+    DATA    u64 offset of the first byte, bytes
+    EOF     u64 total bytes of the stream, u64 how many of them were dropped
+    CREDIT  u64 offset up to which the receiver of the stream takes bytes (absolute, so repeating is harmless)
+
+Bytes in, frames out: nothing here does I/O. Input from a sandbox is hostile; a malformed head raises
+`ProtocolError` and the connection is of no further use.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from barchan.errors import ProtocolError
+
+HEAD = struct.Struct("<IBBHQ")
+U64 = struct.Struct("<Q")
+TWO_U64 = struct.Struct("<QQ")
+MAX_PAYLOAD = (1 << 20) + 64
+CHUNK = 128 << 10
+"""The most bytes senders put in one DATA frame."""
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class FrameType(IntEnum):
+    """0x01–0x3f are shared with the guest (native/frames.h), 0x40–0x7f belong to the other links."""
+
+    HELLO = 0x01
+    START = 0x02
+    DATA = 0x03
+    EOF = 0x04
+    CREDIT = 0x05
+    ACK = 0x06
+    SIGNAL = 0x07
+    FORGET = 0x08
+    PING = 0x09
+    CANCEL = 0x0A
+    WELCOME = 0x11
+    STARTED = 0x12
+    DONE = 0x16
+    REFUSED = 0x17
+    PONG = 0x19
+
+    CALL = 0x41
+    REPLY = 0x42
+    ERROR = 0x43
+    EVENT = 0x44
+    ABANDON = 0x45
+
+
+class Frame(NamedTuple):
+    type: int
+    stream: int
+    id: int
+    payload: bytes
+
+
+def encode(type_: int, id_: int, payload: bytes = b"", stream: int = 0) -> bytes:
+    return HEAD.pack(len(payload), type_, stream, 0, id_) + payload
+
+
+def encode_data(id_: int, stream: int, offset: int, data: bytes | memoryview) -> bytes:
+    return b"".join((HEAD.pack(len(data) + 8, FrameType.DATA, stream, 0, id_), U64.pack(offset), data))
+
+
+def encode_eof(id_: int, stream: int, total: int, dropped: int = 0) -> bytes:
+    return HEAD.pack(16, FrameType.EOF, stream, 0, id_) + TWO_U64.pack(total, dropped)
+
+
+def encode_credit(id_: int, stream: int, limit: int) -> bytes:
+    return HEAD.pack(8, FrameType.CREDIT, stream, 0, id_) + U64.pack(limit)
+
+
+def decode_data(payload: bytes) -> tuple[int, bytes]:
+    if len(payload) < 8:
+        raise ProtocolError("DATA frame shorter than its offset")
+    return U64.unpack_from(payload)[0], payload[8:]
+
+
+def decode_u64(payload: bytes) -> int:
+    if len(payload) != 8:
+        raise ProtocolError("frame payload is not one 64-bit number")
+    return int(U64.unpack(payload)[0])
+
+
+def decode_eof(payload: bytes) -> tuple[int, int]:
+    if len(payload) != 16:
+        raise ProtocolError("EOF frame is not two 64-bit numbers")
+    total, dropped = TWO_U64.unpack(payload)
+    if dropped > total:
+        raise ProtocolError("EOF frame: more dropped than produced")
+    return total, dropped
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. Feed it what arrived; it yields what is complete and keeps the rest."""
+
+    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        self._buffer = bytearray()
+        self._max = max_payload
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+        buffer = self._buffer
+        buffer += data
+        at, have = 0, len(buffer)
+        view = memoryview(buffer)
+        try:
+            while have - at >= HEAD.size:
+                length, type_, stream, zero, id_ = HEAD.unpack_from(buffer, at)
+                if length > self._max or zero:
+                    raise ProtocolError(f"bad frame head: length {length}, reserved {zero}")
+                end = at + HEAD.size + length
+                if end > have:
+                    break
+                yield Frame(type_, stream, id_, bytes(view[at + HEAD.size : end]))
+                at = end
+        finally:
+            view.release()
+            if at:
+                del buffer[:at]
+
+    @property
+    def pending(self) -> int:
+        """Bytes kept of an incomplete frame."""
+        return len(self._buffer)

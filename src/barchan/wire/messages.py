@@ -1,0 +1,322 @@
+"""Calls on the client and node links: operation names, their arguments and answers.
+
+A CALL frame's payload is msgpack `[operation, arguments]`; REPLY carries the answer, ERROR an `ErrorBody`. Arguments
+are strict: unknown fields are refused. Streams of a call (DATA, EOF, CREDIT frames) are described with each operation:
+0 flows from caller to sandbox, 1 and 2 from sandbox to caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from barchan.errors import InvalidRequest, ProtocolError
+from barchan.spec import (
+    Exec,
+    ExecInfo,
+    ExecResult,
+    FileStat,
+    NodeInfo,
+    SandboxInfo,
+    SandboxSpec,
+)
+
+T = TypeVar("T")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all arguments. `op` is the name on the wire, `answer` the type of the reply."""
+
+    op: ClassVar[str] = ""
+    answer: ClassVar[Any] = None
+
+
+class Hello(Request, frozen=True, kw_only=True):
+    """Node to API, first call on a node link, and again whenever `info` changes much."""
+
+    op = "node.hello"
+    info: NodeInfo
+    sandboxes: tuple[str, ...] = ()
+    create_keys: dict[str, str] = {}
+    """Recent idempotency keys and the sandboxes they made."""
+
+
+class NodeStatus(Request, frozen=True, kw_only=True):
+    op = "node.status"
+    answer = NodeInfo
+
+
+class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    version: int
+    digest: str
+    size: int
+    created: float
+
+
+class ListEnvironments(Request, frozen=True, kw_only=True):
+    op = "environment.list"
+    answer = tuple[EnvironmentInfo, ...]
+
+
+class CreateSandbox(Request, frozen=True, kw_only=True):
+    """Answered when the sandbox is ready. The same key with the same spec answers with the same sandbox."""
+
+    op = "sandbox.create"
+    answer = SandboxInfo
+    spec: SandboxSpec
+    key: str
+
+
+class ListSandboxes(Request, frozen=True, kw_only=True):
+    op = "sandbox.list"
+    answer = tuple[SandboxInfo, ...]
+    labels: dict[str, str] = {}
+
+
+class OfSandbox(Request, frozen=True, kw_only=True):
+    """Base of everything that names one sandbox: the API reads the node from `sandbox`."""
+
+    sandbox: str
+
+
+class GetSandbox(OfSandbox, frozen=True, kw_only=True):
+    op = "sandbox.get"
+    answer = SandboxInfo
+
+
+class StopSandbox(OfSandbox, frozen=True, kw_only=True):
+    """Idempotent: stopping a stopped sandbox answers with how it ended."""
+
+    op = "sandbox.stop"
+    answer = SandboxInfo
+
+
+class RenewSandbox(OfSandbox, frozen=True, kw_only=True):
+    """Counts as use; with a value, also changes that limit from now on (seconds)."""
+
+    op = "sandbox.renew"
+    answer = SandboxInfo
+    idle_timeout: float | None = None
+    lifetime: float | None = None
+
+
+class StartExec(OfSandbox, frozen=True, kw_only=True):
+    """Run a command, or take up one with the same id and request that already runs or ran.
+
+    EVENT `ExecStarted` once it runs; streams 0 (if `exec.stdin`), 1, 2; REPLY after both outputs ended.
+    """
+
+    op = "exec.start"
+    answer = ExecResult
+    id: str
+    exec: Exec
+    stdout_offset: int = 0
+    stderr_offset: int = 0
+
+
+class AttachExec(OfSandbox, frozen=True, kw_only=True):
+    """Take up a command by id from the given offsets; streams and answer as with `StartExec`."""
+
+    op = "exec.attach"
+    answer = ExecResult
+    id: str
+    stdout_offset: int = 0
+    stderr_offset: int = 0
+
+
+class ExecStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The event of an exec call."""
+
+    id: str
+    pid: int
+    stdin_offset: int = 0
+    """Input bytes already recorded; the caller sends from here."""
+
+
+class SignalExec(OfSandbox, frozen=True, kw_only=True):
+    op = "exec.signal"
+    id: str
+    signal: int
+    everyone: bool = False
+    """To every process of the command instead of the main one's group."""
+
+
+class CancelExec(OfSandbox, frozen=True, kw_only=True):
+    """End it with all its processes. The result says `cancelled`."""
+
+    op = "exec.cancel"
+    id: str
+
+
+class ListExecs(OfSandbox, frozen=True, kw_only=True):
+    op = "exec.list"
+    answer = tuple[ExecInfo, ...]
+
+
+class ListProcesses(OfSandbox, frozen=True, kw_only=True):
+    """Stream 1: processes as in the guest protocol."""
+
+    op = "process.list"
+
+
+class OfFile(OfSandbox, frozen=True, kw_only=True):
+    """Paths are bytes as the sandbox has them; relative ones start at `/`. `user` None is the sandbox's user."""
+
+    path: bytes
+    user: str | None = None
+
+
+class StatFile(OfFile, frozen=True, kw_only=True):
+    op = "file.stat"
+    answer = FileStat
+    follow: bool = True
+
+
+class ListFiles(OfFile, frozen=True, kw_only=True):
+    """Stream 1: entries as in the guest protocol. Depth 1 is the directory's own entries."""
+
+    op = "file.list"
+    depth: int = 1
+
+
+class ReadFile(OfFile, frozen=True, kw_only=True):
+    """Stream 1: the bytes."""
+
+    op = "file.read"
+    offset: int = 0
+    length: int | None = None
+
+
+class WriteFile(OfFile, frozen=True, kw_only=True):
+    """Stream 0: the bytes, then EOF. The file appears whole or not at all, except with `append`."""
+
+    op = "file.write"
+    parents: bool = True
+    append: bool = False
+    exclusive: bool = False
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+
+
+class MakeDirectory(OfFile, frozen=True, kw_only=True):
+    op = "file.mkdir"
+    parents: bool = True
+    mode: int = 0o755
+
+
+class RemoveFile(OfFile, frozen=True, kw_only=True):
+    op = "file.remove"
+    recursive: bool = False
+    missing_ok: bool = False
+
+
+class RenameFile(OfFile, frozen=True, kw_only=True):
+    op = "file.rename"
+    target: bytes
+
+
+class GetTree(OfFile, frozen=True, kw_only=True):
+    """Stream 1: tree items as in the guest protocol."""
+
+    op = "file.get_tree"
+
+
+class PutTree(OfFile, frozen=True, kw_only=True):
+    """Stream 0: tree items as in the guest protocol. Owners None: as in the items."""
+
+    op = "file.put_tree"
+    parents: bool = True
+    uid: int | None = None
+    gid: int | None = None
+
+
+def _leaves(cls: type[Request]) -> list[type[Request]]:
+    return ([cls] if cls.op else []) + [leaf for sub in cls.__subclasses__() for leaf in _leaves(sub)]
+
+
+REQUESTS: dict[str, type[Request]] = {cls.op: cls for cls in _leaves(Request)}
+_encoder = msgspec.msgpack.Encoder()
+_call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_decoders = {op: msgspec.msgpack.Decoder(cls) for op, cls in REQUESTS.items()}
+
+
+def pack(value: Any) -> bytes:
+    return _encoder.encode(value)
+
+
+def unpack(data: bytes, type_: type[T]) -> T:
+    """Decode an answer. What does not fit its type is the other side's fault: `ProtocolError`."""
+    try:
+        return msgspec.msgpack.decode(data, type=type_)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ProtocolError(f"malformed answer: {error}") from error
+
+
+def pack_call(request: Request) -> bytes:
+    return _encoder.encode((request.op, request))
+
+
+def unpack_call(data: bytes) -> Request:
+    """The request in a CALL frame. Raises `InvalidRequest` naming what does not fit."""
+    try:
+        op, raw = _call.decode(data)
+        decoder = _decoders.get(op)
+        if decoder is None:
+            raise InvalidRequest(f"unknown operation {op!r}", field="op")
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), field=field_of(error)) from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"not msgpack: {error}") from error
+
+
+def field_of(error: msgspec.ValidationError) -> str:
+    """The field that msgspec complains of: the `$.a.b` path, or the unknown field's name."""
+    text = str(error)
+    _, _, path = text.partition("at `$")
+    name = path.split("`")[0].lstrip(".")
+    if "unknown field" in text:
+        unknown = text.split("`")[1]
+        return f"{name}.{unknown}" if name else unknown
+    return name
+
+
+__all__ = [
+    "REQUESTS",
+    "AttachExec",
+    "CancelExec",
+    "CreateSandbox",
+    "EnvironmentInfo",
+    "ExecStarted",
+    "GetSandbox",
+    "GetTree",
+    "Hello",
+    "ListEnvironments",
+    "ListExecs",
+    "ListFiles",
+    "ListProcesses",
+    "ListSandboxes",
+    "MakeDirectory",
+    "NodeStatus",
+    "OfFile",
+    "OfSandbox",
+    "PutTree",
+    "ReadFile",
+    "RemoveFile",
+    "RenameFile",
+    "RenewSandbox",
+    "Request",
+    "SignalExec",
+    "StartExec",
+    "StatFile",
+    "StopSandbox",
+    "WriteFile",
+    "field_of",
+    "pack",
+    "pack_call",
+    "unpack",
+    "unpack_call",
+]
