@@ -10,6 +10,9 @@
 #define SPAWN_STEP 32
 #define SPAWN_LOG 256
 #define SPAWN_TIMES 8
+#define SPAWN_IN_FLIGHT 64 /* further requests wait in the socket */
+#define SPAWN_LISTENER 3  /* descriptors of the guest: its listening socket, */
+#define SPAWN_CGROUP 4    /* its cgroup v2 directory */
 
 enum spawn_flag {
     SPAWN_NETNS = 1,      /* a network namespace is among the descriptors; otherwise a new one is made */
@@ -27,7 +30,9 @@ struct spawn_request {
     uint32_t magic, id;
     uint32_t uid_base, uid_count;
     uint32_t flags, layers, groups;
-    int32_t oom_score_adj;
+    int32_t oom_score_adj;        /* >= 0 */
+    uint32_t guest_uid;           /* host id of the first process, outside the map; 0: the spawner's --guest-uid */
+    uint32_t reserved;            /* 0 */
     uint64_t shm_bytes;
     char hostname[64];
 };
@@ -39,6 +44,7 @@ struct spawn_reply {
     int32_t error;                /* errno of the step that failed, 0 on success */
     char step[SPAWN_STEP];
     char log[SPAWN_LOG];          /* what the kernel's mount context said */
-    uint32_t us[SPAWN_TIMES];     /* since the request: clone, cgroups, maps, layers, overlay, go, exec */
+    uint32_t us[SPAWN_TIMES];     /* since the request: clone, maps, overlay, go; in the child: cgroups, namespaces,
+                                   * mounts; exec */
 };
 #endif

@@ -5,6 +5,7 @@ says what happened, why, and what to do. Only the code travels on the wire; a cl
 its own table, so that no remote side can choose what is imported or constructed here.
 
     BarchanError
+    ├── CommandFailed                a command ended badly and its caller had asked for `check=True`; `result` says how
     ├── CallerError                  the request cannot be carried out as sent
     │   ├── InvalidRequest           a field is wrong; `field` names it
     │   ├── Unauthenticated          no token, or a wrong one
@@ -28,6 +29,7 @@ its own table, so that no remote side can choose what is imported or constructed
     │   ├── AdmissionRefused         no room now; another node or a later try may do
     │   ├── CreateFailed             `phase` says where
     │   ├── LayerCorrupt
+    │   ├── LogCorrupt               a trajectory segment does not hold what was written to it
     │   ├── FeatureMissing           the kernel or a program lacks something; `hint` says what to do
     │   ├── NodeStorageFull
     │   ├── NodeUnavailable          not connected at the moment
@@ -98,6 +100,23 @@ class BarchanError(Exception):
 
 def _rebuild(cls: type[BarchanError], message: str, hint: str, phase: str, field: str) -> BarchanError:
     return cls(message, hint=hint, phase=phase, field=field)
+
+
+class CommandFailed(BarchanError):
+    code = "command_failed"
+    party = "program"
+
+    def __init__(self, message: str, *, hint: str = "", phase: str = "", field: str = "", result: Any = None) -> None:
+        super().__init__(message, hint=hint, phase=phase, field=field)
+        self.result = result
+        """The `CompletedExec`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_failed, (self.message, self.result)
+
+
+def _rebuild_failed(message: str, result: Any) -> CommandFailed:
+    return CommandFailed(message, result=result)
 
 
 class CallerError(BarchanError):
@@ -209,6 +228,10 @@ class CreateFailed(NodeError):
 
 class LayerCorrupt(NodeError):
     code = "layer_corrupt"
+
+
+class LogCorrupt(NodeError):
+    code = "log_corrupt"
 
 
 class FeatureMissing(NodeError):

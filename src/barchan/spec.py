@@ -12,7 +12,7 @@ from typing import Literal, NewType
 
 import msgspec
 
-from barchan.errors import InvalidRequest
+from barchan.errors import ErrorBody, InvalidRequest
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
@@ -128,7 +128,9 @@ class Exec(_Value, frozen=True, kw_only=True):
     """Wait for end-of-file on the output even after the main process ended."""
 
 
-Outcome = Literal["exited", "signaled", "timed_out", "cancelled", "not_found", "not_executable", "unknown"]
+Outcome = Literal[
+    "exited", "signaled", "timed_out", "cancelled", "not_found", "not_executable", "failed", "not_started", "unknown"
+]
 LimitName = Literal["oom", "pids", "disk_full"]
 
 
@@ -153,6 +155,8 @@ class ExecResult(_Value, frozen=True, kw_only=True):
     max_rss: int = 0
     background: int = 0
     """Processes it left running in the sandbox."""
+    error: ErrorBody | None = None
+    """Why, when it could not be started (`failed`) or its end is not known; raised to callers."""
 
 
 class ExecInfo(_Value, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 A call is a CALL frame with a fresh id, then frames with that id both ways, ended by REPLY or ERROR from the side that was
 called, or by ABANDON from the caller. The connection itself is somebody else's: give `Link` a `write` function, feed it
-what arrives, tell it when the connection is lost.
+what arrives, tell it when the connection is lost. `LinkProtocol` does that for a socket, `Outbox` for message transports.
 
     caller:   call = link.call(pack_call(request), on_frame);  answer = await call.answer
     called:   async def handler(call: Incoming) -> bytes: …    # the REPLY payload; a BarchanError becomes ERROR
@@ -15,20 +15,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from barchan.errors import ApiUnavailable, BarchanError, ErrorBody, InternalError, ProtocolError, from_body
-from barchan.wire.frames import Frame, FrameReader, FrameType, encode, encode_credit, encode_data, encode_eof
+from barchan.wire.frames import CHUNK, Frame, FrameReader, FrameType, encode, encode_credit, encode_data, encode_eof
 from barchan.wire.messages import pack, unpack
 
 logger = logging.getLogger(__name__)
 FrameSink = Callable[[Frame], None]
+MAX_MESSAGE = 4 << 20
+"""Bytes of one WebSocket message, either way."""
+MAX_UNSENT = 64 << 20
+"""Unsent bytes at which a peer counts as stalled and its connection is dropped."""
+_BATCH = 1 << 20
+_EARLY = 64
 _STREAMS = (FrameType.DATA, FrameType.EOF, FrameType.CREDIT, FrameType.EVENT)
 _ENDS = (FrameType.REPLY, FrameType.ERROR)
 
 
 def ignore_frame(frame: Frame) -> None:
     """The sink of a call that has no streams."""
+
+
+class Answered(Exception):
+    """A handler raises it to end a call with an ERROR payload that came from elsewhere, unchanged."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__("answered elsewhere")
+        self.payload = payload
 
 
 class _Side:
@@ -58,6 +74,8 @@ class Call(_Side):
         super().__init__(link, id_)
         self.on_frame = on_frame
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.refusal = b""
+        """The ERROR payload as it came, for relays."""
 
     def abandon(self) -> None:
         """Stop listening. Says nothing about what the other side goes on doing."""
@@ -65,18 +83,54 @@ class Call(_Side):
             self.send_frame(FrameType.ABANDON, b"")
         self.answer.cancel()
 
+    def fail(self, error: BarchanError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # a call that nobody waits for any more is no fault
+
+    def end(self, frame: Frame) -> None:
+        """A REPLY or ERROR frame came."""
+        if frame.type == FrameType.ERROR:
+            self.refusal = frame.payload
+            self.fail(from_body(unpack(frame.payload, ErrorBody)))
+        elif not self.answer.done():
+            self.answer.set_result(frame.payload)
+
 
 class Incoming(_Side):
-    """A call made to us. `on_frame` receives its later frames; set it before the first await."""
+    """A call made to us. Frames that come before the handler set `on_frame` are kept for it."""
 
     def __init__(self, link: Link, id_: int, payload: bytes) -> None:
         super().__init__(link, id_)
         self.payload = payload
-        self.on_frame: FrameSink = ignore_frame
         self.task: asyncio.Task[None] | None = None
+        self._early: list[Frame] = []
+        self._on_frame: FrameSink | None = None
+
+    @property
+    def on_frame(self) -> FrameSink:
+        return self._on_frame or self._keep
+
+    @on_frame.setter
+    def on_frame(self, sink: FrameSink) -> None:
+        self._on_frame = sink
+        early, self._early = self._early, []
+        for frame in early:
+            sink(frame)
+
+    @property
+    def link_lost(self) -> bool:
+        """Whether the connection broke, as opposed to the caller giving up."""
+        return self._link.lost is not None
 
     def event(self, value: object) -> None:
         self.send_frame(FrameType.EVENT, pack(value))
+
+    def _keep(self, frame: Frame) -> None:
+        # Only credit and end-of-file can come without credit of ours, so a handful is all an honest peer sends.
+        if len(self._early) >= _EARLY:
+            raise ProtocolError("frames without credit")
+        self._early.append(frame)
 
 
 Handler = Callable[[Incoming], Awaitable[bytes]]
@@ -104,7 +158,7 @@ class Link:
         """Send a CALL. When the link is already lost, the answer has failed."""
         call = Call(self, next(self._ids), on_frame)
         if self.lost is not None:
-            call.answer.set_exception(self.lost)
+            call.fail(self.lost)
             return call
         self._calls[call.id] = call
         self._write(encode(FrameType.CALL, call.id, payload))
@@ -116,14 +170,18 @@ class Link:
     def feed(self, data: bytes | memoryview) -> None:
         """Take received bytes. Raises `ProtocolError` when the peer breaks the protocol."""
         for frame in self._reader.feed(data):
-            if frame.type == FrameType.CALL:
+            if self.lost is not None:
+                return
+            if frame.type in _STREAMS:
+                self._stream(frame)
+            elif frame.type == FrameType.CALL:
                 self._begin(frame)
             elif frame.type in _ENDS:
-                self._end(frame)
+                call = self._calls.pop(frame.id, None)
+                if call is not None:
+                    call.end(frame)
             elif frame.type == FrameType.ABANDON:
                 self._abandoned(frame.id)
-            elif frame.type in _STREAMS:
-                self._stream(frame)
             else:
                 raise ProtocolError(f"frame type {frame.type:#x} does not belong on this link")
 
@@ -134,18 +192,21 @@ class Link:
         self.lost = error or ApiUnavailable("connection lost")
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            if not call.answer.done():
-                call.answer.set_exception(self.lost)
+            call.fail(self.lost)
         incoming, self._incoming = self._incoming, {}
         for one in incoming.values():
             if one.task is not None:
                 one.task.cancel()
 
     def _stream(self, frame: Frame) -> None:
-        ours = frame.id % 2 == self._parity
-        target = self._calls.get(frame.id) if ours else self._incoming.get(frame.id)
-        if target is not None:
-            target.on_frame(frame)
+        if frame.id % 2 == self._parity:
+            call = self._calls.get(frame.id)
+            if call is not None:
+                call.on_frame(frame)
+        else:
+            incoming = self._incoming.get(frame.id)
+            if incoming is not None:
+                incoming.on_frame(frame)
 
     def _begin(self, frame: Frame) -> None:
         if self._handler is None or frame.id in self._incoming or frame.id % 2 == self._parity:
@@ -156,26 +217,127 @@ class Link:
 
     async def _run(self, handler: Handler, incoming: Incoming) -> None:
         try:
-            reply = await handler(incoming)
-            incoming.send_frame(FrameType.REPLY, reply)
+            type_, payload = FrameType.REPLY, await handler(incoming)
+        except Answered as answered:
+            type_, payload = FrameType.ERROR, answered.payload
         except BarchanError as error:
-            incoming.send_frame(FrameType.ERROR, pack(error.body()))
+            type_, payload = FrameType.ERROR, pack(error.body())
         except Exception as error:
             logger.exception("call failed")
-            incoming.send_frame(FrameType.ERROR, pack(InternalError(f"{type(error).__name__}: {error}").body()))
+            type_, payload = FrameType.ERROR, pack(InternalError(f"{type(error).__name__}: {error}").body())
         finally:
-            self._incoming.pop(incoming.id, None)
-
-    def _end(self, frame: Frame) -> None:
-        call = self._calls.pop(frame.id, None)
-        if call is None or call.answer.done():
-            return
-        if frame.type == FrameType.REPLY:
-            call.answer.set_result(frame.payload)
-        else:
-            call.answer.set_exception(from_body(unpack(frame.payload, ErrorBody)))
+            still_wanted = self._incoming.pop(incoming.id, None) is incoming
+        if still_wanted:
+            incoming.send_frame(type_, payload)
 
     def _abandoned(self, id_: int) -> None:
         incoming = self._incoming.pop(id_, None)
         if incoming is not None and incoming.task is not None:
             incoming.task.cancel()
+
+
+class LinkProtocol(asyncio.Protocol):
+    """A link on a stream socket, either end.
+
+    `lost` is the error that calls in flight fail with when the connection goes; `on_close` is called once after that.
+    """
+
+    def __init__(
+        self,
+        handler: Handler | None,
+        *,
+        dialled: bool,
+        lost: Callable[[], BarchanError],
+        on_close: Callable[[LinkProtocol], None] | None = None,
+    ) -> None:
+        self.link = Link(self._send, handler, dialled=dialled)
+        self._lost = lost
+        self._on_close = on_close
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self._transport is not None, "not connected yet"
+        return self._transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.link.feed(data)
+        except ProtocolError as error:
+            logger.warning("link dropped: %s", error)
+            self.close(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.link.close(self._lost())
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def close(self, error: BarchanError | None = None) -> None:
+        """Fail what is in flight and hang up at once."""
+        self.link.close(error or self._lost())
+        self.transport.abort()
+
+    def _send(self, data: bytes) -> None:
+        self.transport.write(data)
+        if self.transport.get_write_buffer_size() > MAX_UNSENT:
+            logger.warning("link dropped: the peer does not read")
+            self.transport.abort()
+
+
+class Outbox:
+    """Bytes waiting for a transport of messages. What is written within one turn of the loop leaves as one message."""
+
+    def __init__(self, send: Callable[[bytes], Awaitable[None]], *, most: int = MAX_UNSENT) -> None:
+        self._send = send
+        self._most = most
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._closed = False
+        self._wake: asyncio.Future[None] | None = None
+
+    @property
+    def unsent(self) -> int:
+        return self._size
+
+    def write(self, data: bytes) -> None:
+        """Never blocks and never raises: a peer that does not read makes `run` fail."""
+        self._size += len(data)
+        if self._size <= self._most:
+            self._chunks.append(data)
+        self._notify()
+
+    def close(self) -> None:
+        """Let `run` send what is left and return."""
+        self._closed = True
+        self._notify()
+
+    async def run(self) -> None:
+        """Send until closed. Raises `ApiUnavailable` when more than `most` bytes wait, and what `send` raises."""
+        while True:
+            while self._chunks:
+                if self._size > self._most:
+                    raise ApiUnavailable(f"the peer left {self._size} bytes unread")
+                message = self._message()
+                await self._send(message)
+                self._size -= len(message)
+            if self._closed:
+                return
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+
+    def _message(self) -> bytes:
+        chunks, first = self._chunks, self._chunks.popleft()
+        if not chunks:
+            return first
+        parts, size = [first], len(first)
+        while chunks and size + len(chunks[0]) <= _BATCH + CHUNK:
+            parts.append(chunks.popleft())
+            size += len(parts[-1])
+        return b"".join(parts)
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

@@ -47,6 +47,13 @@ class NodeStatus(Request, frozen=True, kw_only=True):
     answer = NodeInfo
 
 
+class ListNodes(Request, frozen=True, kw_only=True):
+    """Answered by the API itself: the nodes connected to it."""
+
+    op = "node.list"
+    answer = tuple[NodeInfo, ...]
+
+
 class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
@@ -297,6 +304,7 @@ __all__ = [
     "ListEnvironments",
     "ListExecs",
     "ListFiles",
+    "ListNodes",
     "ListProcesses",
     "ListSandboxes",
     "MakeDirectory",

@@ -1,8 +1,7 @@
 """Byte streams with offsets and credit, for either end of a call.
 
-`ByteReceiver` turns DATA/EOF frames into an async iterator and gives credit as the reader takes bytes. `ByteSender`
-cuts writes into frames, waits for credit, and keeps the last window's bytes so that it can send again from an earlier
-offset after a reconnect.
+`ByteReceiver` turns DATA/EOF frames into reads and gives credit as bytes are taken. `ByteSender` cuts writes into frames,
+waits for credit, and keeps the last window's bytes so that it can send again from an earlier offset after a reconnect.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from enum import Enum
 
 from barchan.errors import BarchanError, ProtocolError
 from barchan.wire.frames import CHUNK
@@ -18,19 +18,42 @@ WINDOW = 1 << 20
 """Bytes a receiver takes ahead of its reader."""
 
 
-class ByteReceiver:
-    """The reading end of one stream. `grant(limit)` sends a CREDIT frame; call `open` once to give the first."""
+class Taking(Enum):
+    """What a receiver does with bytes that nobody reads yet."""
 
-    def __init__(self, grant: Callable[[int], None], *, offset: int = 0, window: int = WINDOW) -> None:
+    BUFFER = "buffer"
+    """Keep a window of them, then let the sender wait."""
+    COLLECT = "collect"
+    """Keep them all. For streams whose length the request bounds."""
+    PREFIX = "prefix"
+    """Keep the first window, count and drop the rest: nobody reads, but the sender must come to its end."""
+
+
+class ByteReceiver:
+    """The reading end of one stream. `grant(limit)` sends a CREDIT frame; call `open` on each new connection."""
+
+    def __init__(
+        self,
+        grant: Callable[[int], None],
+        *,
+        offset: int = 0,
+        window: int = WINDOW,
+        taking: Taking = Taking.BUFFER,
+    ) -> None:
         self.grant = grant
         self.offset = offset
         """The next byte expected from the sender."""
         self.dropped = 0
+        """Bytes that the sender dropped at the end (output limit)."""
+        self.unread = 0
+        """Bytes dropped here because nobody read them."""
+        self.ended = False
+        self._taking = taking
         self._taken = offset
         self._granted = offset
         self._window = window
         self._chunks: deque[bytes] = deque()
-        self._ended = False
+        self._kept = 0
         self._error: BarchanError | None = None
         self._wake: asyncio.Future[None] | None = None
 
@@ -39,21 +62,36 @@ class ByteReceiver:
         self._granted = self._taken + self._window
         self.grant(self._granted)
 
+    def take(self, taking: Taking) -> None:
+        """Change what happens to unread bytes. Once bytes were dropped, `PREFIX` stays."""
+        if self.unread or taking == self._taking:
+            return
+        self._taking = taking
+        if taking != Taking.BUFFER:
+            self._take(self.offset - self._taken)
+
     def feed(self, offset: int, data: bytes) -> None:
         """Bytes that begin at `offset`. What was seen before is skipped; a gap is a `ProtocolError`."""
         if offset > self.offset:
             raise ProtocolError(f"output has a gap: expected {self.offset}, got {offset}")
         fresh = data[self.offset - offset :]
-        if fresh:
-            self.offset += len(fresh)
+        if not fresh:
+            return
+        self.offset += len(fresh)
+        if self._taking == Taking.PREFIX and (self.unread or self._kept + len(fresh) > self._window):
+            self.unread += len(fresh)
+        else:
+            self._kept += len(fresh)
             self._chunks.append(fresh)
             self._notify()
+        if self._taking != Taking.BUFFER:
+            self._take(len(fresh))
 
     def feed_eof(self, total: int, dropped: int) -> None:
         if total - dropped != self.offset:
             raise ProtocolError(f"output ends at {total - dropped}, but {self.offset} bytes arrived")
         self.dropped = dropped
-        self._ended = True
+        self.ended = True
         self._notify()
 
     def fail(self, error: BarchanError) -> None:
@@ -61,28 +99,35 @@ class ByteReceiver:
         self._error = error
         self._notify()
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
+    def collected(self) -> bytes:
+        """All bytes kept and not read, at once."""
+        chunks, self._chunks, self._kept = self._chunks, deque(), 0
+        return b"".join(chunks)
 
     async def read(self) -> bytes:
-        """The next bytes, or b"" at the end."""
+        """The next bytes, or b"" at the end. One reader at a time."""
         while not self._chunks:
-            if self._ended:
+            if self.ended:
                 return b""
             if self._error is not None:
                 raise self._error
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
         chunk = self._chunks.popleft()
-        self._taken += len(chunk)
-        if not self._ended and self._granted - self._taken <= self._window // 2:
-            self.open()
+        self._kept -= len(chunk)
+        if self._taking == Taking.BUFFER:
+            self._take(len(chunk))
         return chunk
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while chunk := await self.read():
             yield chunk
+
+    def _take(self, size: int) -> None:
+        # What was still unread when the mode changed from collecting is counted already.
+        self._taken = min(self._taken + size, self.offset)
+        if not self.ended and self._error is None and self._granted - self._taken <= self._window // 2:
+            self.open()
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -91,59 +136,65 @@ class ByteReceiver:
 
 
 class ByteSender:
-    """The writing end of one stream. `send(offset, data)` and `finish(total)` put frames on the link."""
+    """The writing end of one stream. `send(offset, data)` and `finish(total)` put frames on the link.
 
-    def __init__(self, send: Callable[[int, bytes], None], finish: Callable[[int], None], *, limit: int = 0) -> None:
+    It starts suspended; `resume` once the other side has said from where it takes bytes (0 for a new stream).
+    """
+
+    def __init__(self, send: Callable[[int, bytes], None], finish: Callable[[int], None]) -> None:
         self._send = send
         self._finish = finish
         self.offset = 0
         """Bytes written so far."""
-        self._limit = limit
+        self._sent = 0
+        self._limit = 0
+        self._running = False
         self._kept: deque[tuple[int, bytes]] = deque()
         self._eof = False
+        self._finished = False
         self._error: BarchanError | None = None
         self._wake: asyncio.Future[None] | None = None
 
-    def grant(self, limit: int) -> None:
-        """A CREDIT frame came."""
-        if limit > self._limit:
-            self._limit = limit
-            self._notify()
+    def suspend(self) -> None:
+        """The connection is gone; credit given on it is void."""
+        self._running = False
+        self._finished = False
+        self._limit = 0
 
-    def rewind(self, offset: int, limit: int) -> None:
-        """After a reconnect: the other side has everything below `offset` and takes bytes below `limit`."""
+    def resume(self, offset: int) -> None:
+        """The other side has everything below `offset`: send again from there, skip what is written below it."""
         if self._kept and offset < self._kept[0][0]:
             raise ProtocolError("the other side lost input that it had taken")
-        self._limit = max(limit, self.offset)
-        for start, data in list(self._kept):
-            if start + len(data) > offset:
-                self._send(max(start, offset), data[max(0, offset - start) :])
-        if self._eof:
-            self._finish(self.offset)
+        self._sent = offset
+        self._running = True
+        self._pump()
+
+    def grant(self, limit: int) -> None:
+        """A CREDIT frame came."""
+        self._limit = max(limit, self._limit)
+        self._pump()
 
     def fail(self, error: BarchanError) -> None:
         self._error = error
         self._notify()
 
-    async def write(self, data: bytes) -> None:
-        """Returns when all of it is on the link, not when the program read it. One writer at a time."""
-        view = memoryview(data)
-        while len(view):
-            await self._room()
-            piece = bytes(view[: min(CHUNK, self._limit - self.offset)])
-            self._keep(piece)
-            self._send(self.offset, piece)
+    async def write(self, data: bytes | memoryview) -> None:
+        """Returns when all of it was put on the link, not when the program read it. One writer at a time."""
+        view = memoryview(data).cast("B")
+        for at in range(0, len(view), CHUNK):
+            piece = bytes(view[at : at + CHUNK])
+            self._kept.append((self.offset, piece))
             self.offset += len(piece)
-            view = view[len(piece) :]
+            self._pump()
+            await self._drained()
 
     def eof(self) -> None:
         """No more bytes. Idempotent."""
-        if not self._eof:
-            self._eof = True
-            self._finish(self.offset)
+        self._eof = True
+        self._pump()
 
-    async def _room(self) -> None:
-        while self._limit <= self.offset:
+    async def _drained(self) -> None:
+        while self._sent < self.offset or not self._running:
             if self._error is not None:
                 raise self._error
             self._wake = asyncio.get_running_loop().create_future()
@@ -151,9 +202,29 @@ class ByteSender:
         if self._error is not None:
             raise self._error
 
-    def _keep(self, piece: bytes) -> None:
-        self._kept.append((self.offset, piece))
-        while self._kept and self._kept[0][0] + len(self._kept[0][1]) + 2 * WINDOW <= self.offset:
+    def _pump(self) -> None:
+        if not self._running:
+            return
+        # Almost always only the last piece is unsent; after a resume earlier ones are, too.
+        first = len(self._kept)
+        while first and self._kept[first - 1][0] + len(self._kept[first - 1][1]) > self._sent:
+            first -= 1
+        for i in range(first, len(self._kept)):
+            start, data = self._kept[i]
+            end = min(self._limit, start + len(data))
+            if end <= self._sent:
+                break
+            self._send(self._sent, data[self._sent - start : end - start])
+            self._sent = end
+        self._trim()
+        if self._eof and not self._finished and self._sent >= self.offset:
+            self._finished = True
+            self._finish(self.offset)
+        if self._sent >= self.offset:
+            self._notify()
+
+    def _trim(self) -> None:
+        while self._kept and self._kept[0][0] + len(self._kept[0][1]) + 2 * WINDOW <= self._sent:
             self._kept.popleft()
 
     def _notify(self) -> None:

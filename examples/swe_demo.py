@@ -1,0 +1,163 @@
+"""Sixteen agents, one bug: who fixed it, who did not, and who only made the tests end with 0?
+
+Run by `./dev demo`, as root. Everything here goes through the public SDK and the `barchan` command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from barchan import BarchanError, Client, EnvironmentRef, Limits, Sandbox, SandboxSpec
+from examples.swe.agents import SIXTEEN, Variant
+from examples.swe.task import AGENT, BASE, EXPECTED, PACKAGE, REPO, REPORT, RUN_HIDDEN_TESTS, VERIFIER, fetch, layers
+
+MIB = 1 << 20
+CACHE = Path(os.environ.get("BARCHAN_CACHE", "/var/cache/barchan"))
+DATA = CACHE / "demo"
+PATHS = {"PATH": "/opt/swe-tools/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": "src"}
+
+
+def spec(environment: EnvironmentRef, role: str) -> SandboxSpec:
+    return SandboxSpec(
+        environment=environment,
+        limits=Limits(memory=256 * MIB, cpus=1, pids=64, disk=64 * MIB),
+        workdir=REPO,
+        env=PATHS,
+        labels={"demo": role},
+        lifetime=600,
+    )
+
+
+@dataclass
+class Row:
+    """One line of the table, filled in as its agent goes on."""
+
+    variant: Variant
+    sandbox: str = ""
+    ready_ms: float | None = None
+    steps: int = 0
+    passed: int | None = None
+    reward: int | None = None
+    failure: str = ""
+
+
+async def rollout(client: Client, row: Row) -> None:
+    """One agent's life, then the verdict on the files that it left."""
+    started = time.perf_counter()
+    async with await client.create(spec(AGENT, "agent")) as sandbox:
+        row.ready_ms = (time.perf_counter() - started) * 1e3
+        row.sandbox = sandbox.id
+        await work(sandbox, row)
+        with tempfile.TemporaryDirectory(prefix="barchan-demo-") as left:
+            await sandbox.files.download(PACKAGE, Path(left) / "package")
+            passed = await verify(client, Path(left) / "package")
+    row.passed = len(passed)
+    row.reward = int(passed == EXPECTED)
+
+
+async def work(sandbox: Sandbox, row: Row) -> None:
+    """The agent: a fixed list of commands. A command that fails is for the agent to deal with, so go on."""
+    for command in row.variant.steps():
+        await sandbox.run(list(command), timeout=60)
+        row.steps += 1
+
+
+async def verify(client: Client, package: Path) -> frozenset[str]:
+    """Ids of the hidden tests that pass over the agent's package.
+
+    In a sandbox that the agent never saw; nothing but the package goes over: no test, no sitecustomize, no process.
+    """
+    async with await client.create(spec(VERIFIER, "verifier")) as sandbox:
+        await sandbox.files.remove(PACKAGE, recursive=True)
+        await sandbox.files.upload(package, PACKAGE)
+        await sandbox.run(list(RUN_HIDDEN_TESTS), timeout=60)
+        stat = await sandbox.files.exists(REPORT)
+        return frozenset((await sandbox.files.read(REPORT)).decode().split()) if stat else frozenset()
+
+
+async def guarded(client: Client, row: Row) -> None:
+    """A platform error spoils one row, not the run."""
+    try:
+        await rollout(client, row)
+    except BarchanError as error:
+        row.failure = f"{error.code}: {error}"
+
+
+def table(rows: list[Row]) -> Table:
+    shown = Table("sandbox", "variant", title="cachetools: an entry outlives its time-to-live")
+    for title in ("ready ms", "steps", "hidden tests", "reward"):
+        shown.add_column(title, justify="right")
+    for row in rows:
+        tests = "" if row.passed is None else f"{row.passed}/{len(EXPECTED)}"
+        ready = "" if row.ready_ms is None else f"{row.ready_ms:.0f}"
+        reward = row.failure or ("" if row.reward is None else str(row.reward))
+        shown.add_row(row.sandbox, row.variant.name, ready, str(row.steps), tests, reward)
+    return shown
+
+
+async def solve(console: Console) -> list[Row]:
+    rows = [Row(variant) for variant in SIXTEEN]
+    async with Client(data=DATA) as client:
+        with Live(console=console, get_renderable=lambda: table(rows), refresh_per_second=8, transient=False):
+            await asyncio.gather(*(guarded(client, row) for row in rows))
+    return rows
+
+
+def barchan(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "barchan.cli.main", *argv, "--data", str(DATA)]
+    return subprocess.run(command, check=check, text=True, stdout=subprocess.PIPE)
+
+
+def prepare() -> None:
+    """Make the layers; only the first run has much to do."""
+    DATA.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if f"{BASE}@" not in barchan("env", "ls").stdout:
+        barchan("env", "bootstrap", BASE, "--cache", str(CACHE / "packages"))
+    for name, tree in layers(fetch(CACHE / "sdist"), CACHE / "trees").items():
+        barchan("env", "import", name, str(tree))
+
+
+@contextmanager
+def server() -> Iterator[None]:
+    """The demo's own server; one that is there already is used and left running."""
+    running = barchan("ls", check=False).returncode == 0
+    if not running:
+        barchan("up", "-d", "--scratch-bytes", "2g")
+    try:
+        yield
+    finally:
+        if not running:
+            barchan("down")
+
+
+def main() -> int:
+    console = Console()
+    started = time.perf_counter()
+    prepare()
+    with server():
+        ready = time.perf_counter()
+        rows = asyncio.run(solve(console))
+        done = time.perf_counter()
+    right = [row for row in rows if row.reward == row.variant.reward]
+    console.print(
+        f"{len(rows)} agents, {sum(row.reward or 0 for row in rows)} rewarded, {len(right)} verdicts as expected; "
+        f"{done - ready:.1f} s, with preparation {time.perf_counter() - started:.1f} s"
+    )
+    return 0 if len(right) == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+#include "groups.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define POOL 4u
+
+static int base = -1;
+static struct group *pool, *busy, *lingering;
+static uint32_t pooled, numbered;
+
+bool groups_init(int fd)
+{
+    struct statfs fs;
+    if (fstatfs(fd, &fs) || fs.f_type != CGROUP2_SUPER_MAGIC)
+        return false;
+    base = fd;
+    return true;
+}
+
+bool groups_available(void)
+{
+    return base >= 0;
+}
+
+static void name_of(uint32_t number, char name[16])
+{
+    snprintf(name, 16, "x%u", number);
+}
+
+static struct group *discard(struct group *g)
+{
+    char name[16];
+    int error = errno;
+    name_of(g->number, name);
+    if (g->procs >= 0)
+        close(g->procs);
+    if (g->dir >= 0)
+        close(g->dir);
+    unlinkat(base, name, AT_REMOVEDIR);
+    free(g);
+    errno = error;
+    return NULL;
+}
+
+static struct group *create(void)
+{
+    char name[16];
+    struct group *g = malloc(sizeof *g);
+    if (!g)
+        return NULL;
+    *g = (struct group){.dir = -1, .procs = -1, .number = numbered++};
+    name_of(g->number, name);
+    if (mkdirat(base, name, 0755) && errno != EEXIST)
+        return discard(g);
+    g->dir = openat(base, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    g->procs = g->dir < 0 ? -1 : openat(g->dir, "cgroup.procs", O_RDWR | O_CLOEXEC);
+    return g->procs < 0 ? discard(g) : g;
+}
+
+struct group *group_take(uint64_t op)
+{
+    struct group *g = pool;
+    if (g) {
+        pool = g->next;
+        pooled--;
+    } else if (!(g = create()))
+        return NULL;
+    g->op = op;
+    g->next = busy;
+    busy = g;
+    return g;
+}
+
+static void retire(struct group *g)
+{
+    if (pooled >= POOL) {
+        discard(g);
+        return;
+    }
+    g->op = 0;
+    g->next = pool;
+    pool = g;
+    pooled++;
+}
+
+void group_give(struct group *group)
+{
+    struct group **at = &busy;
+    while (*at != group)
+        at = &(*at)->next;
+    *at = group->next;
+    if (!group_alive(group)) {
+        retire(group);
+        return;
+    }
+    group->next = lingering;
+    lingering = group;
+}
+
+void groups_sweep(void)
+{
+    for (struct group **at = &lingering; *at;) {
+        struct group *g = *at;
+        if (group_alive(g)) {
+            at = &g->next;
+            continue;
+        }
+        *at = g->next;
+        retire(g);
+    }
+}
+
+void group_kill(const struct group *group)
+{
+    int fd = openat(group->dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (write(fd, "1", 1) != 1 && errno == EOPNOTSUPP)
+        fputs("guest: cgroup.kill refused\n", stderr);
+    close(fd);
+}
+
+/* An unreadable group counts as alive: it is never used again by mistake. */
+bool group_alive(const struct group *group)
+{
+    char byte;
+    return pread(group->procs, &byte, 1, 0) != 0;
+}
+
+int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context)
+{
+    char text[4096];
+    int total = 0, pid = 0;
+    off_t at = 0;
+    ssize_t n;
+    while ((n = pread(group->procs, text, sizeof text, at)) > 0) {
+        at += n;
+        for (ssize_t i = 0; i < n; i++) {
+            if (text[i] != '\n') {
+                pid = pid * 10 + (text[i] - '0');
+                continue;
+            }
+            total++;
+            if (each && pid > 0)
+                each(pid, context);
+            pid = 0;
+        }
+    }
+    return n < 0 ? -1 : total;
+}
+
+const struct group *groups_next(const struct group *after)
+{
+    if (!after)
+        return busy ? busy : lingering;
+    if (after->next)
+        return after->next;
+    for (const struct group *g = lingering; g; g = g->next)
+        if (g == after)
+            return NULL;
+    return lingering;
+}

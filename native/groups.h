@@ -1,0 +1,30 @@
+/* One cgroup v2 directory per program that the host started, below the sandbox's own: what ends or counts all its
+ * descendants whatever they did with sessions and parents. Without a cgroup descriptor there are no groups. */
+#ifndef BARCHAN_GROUPS_H
+#define BARCHAN_GROUPS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+struct group {
+    int dir, procs; /* procs: cgroup.procs, for reading and writing */
+    uint32_t number;
+    uint64_t op; /* who it was last given to */
+    struct group *next;
+};
+
+/* `fd` is the sandbox's directory; false if it is none. */
+bool groups_init(int fd);
+bool groups_available(void);
+/* An empty group; NULL with errno. */
+struct group *group_take(uint64_t op);
+/* The operation ended. What still runs in the group lives on; it is used again or removed when empty. */
+void group_give(struct group *group);
+void group_kill(const struct group *group);
+bool group_alive(const struct group *group);
+/* Calls `each` with every pid; how many there were, -1 if the group cannot be read. */
+int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context);
+/* Looks for groups that became empty after their operation ended. */
+void groups_sweep(void);
+/* The groups with an operation, one after another; NULL starts. */
+const struct group *groups_next(const struct group *after);
+#endif

@@ -1,0 +1,151 @@
+/* The first process of a sandbox: docs/reference/guest-protocol.md. Descriptor 3 is the listening socket, 4 (optional) the
+ * sandbox's own cgroup v2 directory, owned by this process with its cgroup.procs. `--listen-fd N` names another socket. */
+#include "groups.h"
+#include "guest.h"
+#include "identity.h"
+#include "sessions.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LISTEN_FD 3
+#define CGROUP_FD 4
+#define BATCH 64
+
+static int epoll_fd;
+static void **graves;
+static size_t buried, grave_cap;
+
+uint64_t monotonic_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void source_watch(struct source *source, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    if (source->events == events || source->fd < 0)
+        return;
+    int how = !events ? EPOLL_CTL_DEL : source->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    if (epoll_ctl(epoll_fd, how, source->fd, &event) == 0 || !events)
+        source->events = events;
+}
+
+void source_close(struct source *source)
+{
+    if (source->fd < 0)
+        return;
+    source_watch(source, 0);
+    close(source->fd);
+    source->fd = -1;
+}
+
+void free_later(void *block)
+{
+    if (buried == grave_cap) {
+        void **grown = realloc(graves, (grave_cap + 64) * sizeof *graves);
+        if (!grown)
+            return; /* lost rather than freed too early */
+        graves = grown;
+        grave_cap += 64;
+    }
+    graves[buried++] = block;
+}
+
+static void free_now(void)
+{
+    while (buried)
+        free(graves[--buried]);
+}
+
+static bool children_waiting;
+
+static void children_ready(struct source *source, uint32_t events)
+{
+    struct signalfd_siginfo info[8];
+    (void)events;
+    while (read(source->fd, info, sizeof info) > 0)
+        ;
+    children_waiting = true;
+}
+
+static struct source children = {children_ready, -1, 0};
+
+static int set_signals(void)
+{
+    sigset_t set;
+    for (int i = 1; i < NSIG; i++)
+        signal(i, SIG_DFL);
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &set, NULL);
+    children.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    source_watch(&children, EPOLLIN);
+    return children.fd;
+}
+
+static int set_up(int listener)
+{
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (getpid() != 1)
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    umask(022);
+    if (listener != LISTEN_FD && dup2(listener, LISTEN_FD) < 0)
+        return -1;
+    syscall(SYS_close_range, CGROUP_FD + 1, ~0u, 0);
+    fcntl(LISTEN_FD, F_SETFD, FD_CLOEXEC);
+    fcntl(CGROUP_FD, F_SETFD, FD_CLOEXEC);
+    if (fcntl(LISTEN_FD, F_SETFL, O_NONBLOCK))
+        return -1;
+    epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_fd < 0 || set_signals() < 0)
+        return -1;
+    if (!groups_init(CGROUP_FD)) {
+        close(CGROUP_FD);
+        fputs("guest: descriptor 4 is no cgroup v2 directory: a program's descendants are ended by process group only\n", stderr);
+    }
+    identity_init();
+    spawn_init();
+    return link_listen(LISTEN_FD);
+}
+
+static _Noreturn void serve(void)
+{
+    struct epoll_event event[BATCH];
+    for (;;) {
+        int timeout = ops_run();
+        link_flush();
+        int n = epoll_wait(epoll_fd, event, BATCH, children_waiting ? 0 : timeout);
+        for (int i = 0; i < n; i++) {
+            struct source *source = event[i].data.ptr;
+            if (source->fd >= 0)
+                source->ready(source, event[i].events);
+        }
+        if (children_waiting)
+            children_waiting = sessions_reap();
+        free_now();
+    }
+}
+
+int main(int argc, char **argv)
+{
+    int listener = argc == 3 && !strcmp(argv[1], "--listen-fd") ? atoi(argv[2]) : LISTEN_FD;
+    if (set_up(listener)) {
+        fprintf(stderr, "guest: cannot start: %s\n", strerror(errno));
+        return 1;
+    }
+    serve();
+}

@@ -1,0 +1,299 @@
+#include "identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "paths.h"
+
+#define ACCOUNTS_MAX (1u << 20)
+#define NOBODY_ID 0xffffffffu
+
+static struct __user_cap_data_struct own[2];
+
+/* ---- the files ---- */
+
+struct text {
+    char *data;
+    size_t size;
+};
+
+static int read_text(const char *path, struct text *out)
+{
+    struct stat st;
+    int fd = open_regular(path, O_RDONLY, &st);
+    if (fd < 0)
+        return errno;
+    if (st.st_size > (off_t)ACCOUNTS_MAX) {
+        close(fd);
+        return EFBIG;
+    }
+    size_t cap = (size_t)st.st_size;
+    out->data = malloc(cap + 1);
+    ssize_t n = 1;
+    for (out->size = 0; out->data && out->size < cap && n > 0; out->size += n > 0 ? (size_t)n : 0)
+        n = read(fd, out->data + out->size, cap - out->size);
+    int error = n < 0 ? errno : 0;
+    close(fd);
+    return out->data ? error : ENOMEM;
+}
+
+/* The next line without its end; false at the end of the data. */
+static bool next_line(const char **at, const char *end, const char **line, size_t *size)
+{
+    if (*at >= end)
+        return false;
+    const char *stop = memchr(*at, '\n', (size_t)(end - *at));
+    *line = *at;
+    *size = (size_t)((stop ? stop : end) - *at);
+    *at = stop ? stop + 1 : end;
+    return true;
+}
+
+struct field {
+    const char *data;
+    size_t size;
+};
+
+static int split(const char *line, size_t size, struct field *fields, int max)
+{
+    int n = 0;
+    const char *end = line + size;
+    while (n < max) {
+        const char *stop = memchr(line, ':', (size_t)(end - line));
+        fields[n++] = (struct field){line, (size_t)((stop ? stop : end) - line)};
+        if (!stop)
+            break;
+        line = stop + 1;
+    }
+    return n;
+}
+
+static bool number_of(const char *data, size_t size, uint32_t *out)
+{
+    uint64_t value = 0;
+    if (!size || size > 10)
+        return false;
+    for (size_t i = 0; i < size; i++) {
+        if (data[i] < '0' || data[i] > '9')
+            return false;
+        value = value * 10 + (uint64_t)(data[i] - '0');
+    }
+    *out = (uint32_t)value;
+    return value < NOBODY_ID;
+}
+
+static bool same(struct field f, const char *text)
+{
+    return f.size == strlen(text) && memcmp(f.data, text, f.size) == 0;
+}
+
+static void copy_field(char *into, size_t room, struct field f, const char *fallback)
+{
+    if (f.size == 0 || f.size >= room || memchr(f.data, 0, f.size)) {
+        strcpy(into, fallback);
+        return;
+    }
+    memcpy(into, f.data, f.size);
+    into[f.size] = 0;
+}
+
+static bool passwd_match(const char *data, size_t size, const char *name, const uint32_t *uid, struct account *account)
+{
+    const char *at = data, *line;
+    size_t length;
+    struct field f[7];
+    uint32_t u, g;
+    while (next_line(&at, data + size, &line, &length)) {
+        if (split(line, length, f, 7) < 6 || !number_of(f[2].data, f[2].size, &u) || !number_of(f[3].data, f[3].size, &g))
+            continue;
+        if (uid ? u != *uid : !same(f[0], name))
+            continue;
+        account->who.uid = u;
+        account->who.gid = g;
+        copy_field(account->name, sizeof account->name, f[0], "");
+        copy_field(account->home, sizeof account->home, f[5], "/");
+        return true;
+    }
+    return false;
+}
+
+bool passwd_find(const char *data, size_t size, const char *user, struct account *account)
+{
+    uint32_t uid;
+    if (passwd_match(data, size, user, NULL, account))
+        return true;
+    if (!number_of(user, strlen(user), &uid))
+        return false;
+    account->who.uid = uid;
+    account->who.gid = 0;
+    strcpy(account->home, "/");
+    passwd_match(data, size, user, &uid, account);
+    return true;
+}
+
+bool group_find(const char *data, size_t size, const char *name, uint32_t *gid)
+{
+    const char *at = data, *line;
+    size_t length;
+    struct field f[4];
+    while (next_line(&at, data + size, &line, &length))
+        if (split(line, length, f, 4) >= 3 && same(f[0], name) && number_of(f[2].data, f[2].size, gid))
+            return true;
+    return number_of(name, strlen(name), gid);
+}
+
+static bool is_member(struct field members, const char *name)
+{
+    const char *at = members.data, *end = at + members.size;
+    while (at < end) {
+        const char *stop = memchr(at, ',', (size_t)(end - at));
+        struct field one = {at, (size_t)((stop ? stop : end) - at)};
+        if (same(one, name))
+            return true;
+        at += one.size + 1;
+    }
+    return false;
+}
+
+static bool add_group(struct identity *who, uint32_t gid)
+{
+    for (uint32_t i = 0; i < who->count; i++)
+        if (who->groups[i] == gid)
+            return true;
+    if (who->count >= MAX_GROUPS)
+        return false;
+    uint32_t *grown = realloc(who->groups, (who->count + 1) * sizeof *grown);
+    if (!grown)
+        return false;
+    who->groups = grown;
+    who->groups[who->count++] = gid;
+    return true;
+}
+
+bool groups_of(const char *data, size_t size, const char *name, struct identity *who)
+{
+    const char *at = data, *line;
+    size_t length;
+    struct field f[4];
+    uint32_t gid;
+    while (next_line(&at, data + size, &line, &length))
+        if (split(line, length, f, 4) == 4 && number_of(f[2].data, f[2].size, &gid) && is_member(f[3], name) &&
+            !add_group(who, gid))
+            return false;
+    return true;
+}
+
+void identity_release(struct identity *who)
+{
+    free(who->groups);
+    who->groups = NULL;
+    who->count = 0;
+}
+
+static int find_user(const char *user, struct account *account)
+{
+    struct text passwd = {0};
+    int error = read_text("/etc/passwd", &passwd);
+    bool absent = error == ENOENT || error == ENOTDIR;
+    if (error && !absent) {
+        free(passwd.data);
+        return error;
+    }
+    bool found = passwd_find(passwd.data ? passwd.data : "", passwd.size, user, account);
+    free(passwd.data);
+    return found ? 0 : ENOENT;
+}
+
+static int find_groups(const char *group, struct account *account)
+{
+    struct text text = {0};
+    int error = read_text("/etc/group", &text);
+    const char *data = text.data ? text.data : "";
+    if (error == ENOENT || error == ENOTDIR)
+        error = 0;
+    if (!error && group && !group_find(data, text.size, group, &account->who.gid))
+        error = ENOENT;
+    if (!error && !group && account->name[0] && !groups_of(data, text.size, account->name, &account->who))
+        error = E2BIG;
+    free(text.data);
+    return error;
+}
+
+int account_find(const char *user, struct account *account)
+{
+    char name[ACCOUNT_NAME];
+    const char *colon = strchr(user, ':');
+    size_t size = colon ? (size_t)(colon - user) : strlen(user);
+    memset(account, 0, sizeof *account);
+    if (size >= sizeof name || (colon && !colon[1]))
+        return ENOENT;
+    memcpy(name, user, size);
+    name[size] = 0;
+    int error = find_user(size ? name : "0", account);
+    if (!error)
+        error = find_groups(colon ? colon + 1 : NULL, account);
+    if (error)
+        identity_release(&account->who);
+    return error;
+}
+
+/* ---- the switch ---- */
+
+static int set_capabilities(const struct __user_cap_data_struct data[2])
+{
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    return syscall(SYS_capset, &head, data) ? errno : 0;
+}
+
+void identity_init(void)
+{
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    syscall(SYS_capget, &head, own);
+    for (int i = 0; i < 2; i++)
+        own[i].effective = own[i].permitted;
+    set_capabilities(own);
+    syscall(SYS_setgroups, 0, NULL);
+}
+
+int identity_enter(const struct identity *who)
+{
+    struct __user_cap_data_struct none[2] = {{0, own[0].permitted, own[0].inheritable}, {0, own[1].permitted, own[1].inheritable}};
+    if (syscall(SYS_setgroups, who->count, who->groups))
+        return errno;
+    syscall(SYS_setfsgid, who->gid);
+    syscall(SYS_setfsuid, who->uid);
+    bool switched = syscall(SYS_setfsuid, -1) == who->uid && syscall(SYS_setfsgid, -1) == who->gid;
+    int error = switched ? set_capabilities(who->uid == 0 ? own : none) : EINVAL;
+    if (error)
+        identity_leave();
+    return error;
+}
+
+/* The guest's own kuid has no number in the sandbox, so setfsuid cannot name it: setreuid(-1, -1) sets the file system uid
+ * to the effective one, which never changed. */
+void identity_leave(void)
+{
+    set_capabilities(own);
+    syscall(SYS_setreuid, -1, -1);
+    syscall(SYS_setregid, -1, -1);
+    syscall(SYS_setgroups, 0, NULL);
+}
+
+int identity_become(const struct identity *who)
+{
+    const struct __user_cap_data_struct none[2] = {0};
+    struct __user_cap_data_struct root[2] = {{own[0].permitted, own[0].permitted, 0}, {own[1].permitted, own[1].permitted, 0}};
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    if (syscall(SYS_setgroups, who->count, who->groups) || syscall(SYS_setresgid, who->gid, who->gid, who->gid) ||
+        syscall(SYS_setresuid, who->uid, who->uid, who->uid))
+        return errno;
+    /* From one ordinary uid to another the kernel drops nothing by itself. */
+    return set_capabilities(who->uid == 0 ? root : none);
+}

@@ -1,0 +1,165 @@
+/* Writes the seccomp programs as a C header: generate DIRECTORY > seccomp_filters.h
+ *
+ * seccomp_plain, seccomp_ptrace   by name: allow.txt, refuse.txt, ptrace.txt; everything else ENOSYS
+ * seccomp_arguments               by argument, on top of it: default allow
+ *
+ * Two, because a libseccomp rule cannot say "all but these values". The kernel takes the stricter answer. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/filter.h>
+#include <seccomp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define LOW32 0xffffffffull
+
+static const char *directory;
+static int skipped;
+
+static void check(int result, const char *what) {
+    if (result < 0) {
+        fprintf(stderr, "generate: %s: %s\n", what, strerror(-result));
+        exit(1);
+    }
+}
+
+static void add(scmp_filter_ctx filter, uint32_t action, const char *name, unsigned count, struct scmp_arg_cmp *tests) {
+    int number = seccomp_syscall_resolve_name(name);
+    if (number < 0) {
+        fprintf(stderr, "generate: %s is not known here, left out\n", name);
+        skipped++;
+        return;
+    }
+    check(seccomp_rule_add_array(filter, action, number, count, tests), name);
+}
+
+static void add_list(scmp_filter_ctx filter, const char *file, uint32_t action) {
+    char path[4096], line[256];
+    snprintf(path, sizeof path, "%s/%s", directory, file);
+    FILE *list = fopen(path, "re");
+    if (!list)
+        check(-errno, path);
+    while (fgets(line, sizeof line, list)) {
+        line[strcspn(line, " #\n")] = 0;
+        if (line[0])
+            add(filter, action, line, 0, NULL);
+    }
+    fclose(list);
+}
+
+static scmp_filter_ctx begin(uint32_t otherwise) {
+    scmp_filter_ctx filter = seccomp_init(otherwise);
+    if (!filter)
+        check(-ENOMEM, "seccomp_init");
+    /* Another ABI (i386, x32) numbers calls differently: a program of one ends at its first call. */
+    check(seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS), "bad arch");
+    check(seccomp_attr_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2), "binary tree");
+    return filter;
+}
+
+static void emit(scmp_filter_ctx filter, const char *name) {
+    int fd = memfd_create("bpf", MFD_CLOEXEC);
+    check(fd < 0 ? -errno : 0, "memfd");
+    check(seccomp_export_bpf(filter, fd), "export");
+    seccomp_release(filter);
+    struct sock_filter step;
+    printf("static const struct sock_filter %s[] = {\n", name);
+    lseek(fd, 0, SEEK_SET);
+    while (read(fd, &step, sizeof step) == sizeof step)
+        printf("    {0x%04x, %u, %u, 0x%08x},\n", step.code, step.jt, step.jf, step.k);
+    printf("};\n");
+    close(fd);
+}
+
+static void add_personality(scmp_filter_ctx filter) {
+    /* PER_LINUX, PER_LINUX32, UNAME26 with each, ADDR_NO_RANDOMIZE (debuggers, sanitizers), the query. */
+    static const uint64_t harmless[] = {0, 8, 0x20000, 0x20008, 0x40000, 0xffffffff};
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
+        struct scmp_arg_cmp test = SCMP_A0(SCMP_CMP_EQ, harmless[i]);
+        add(filter, SCMP_ACT_ALLOW, "personality", 1, &test);
+    }
+}
+
+static void by_name(const char *name, uint32_t debugging) {
+    scmp_filter_ctx filter = begin(SCMP_ACT_ERRNO(ENOSYS));
+    add_list(filter, "allow.txt", SCMP_ACT_ALLOW);
+    add_list(filter, "refuse.txt", SCMP_ACT_ERRNO(EPERM));
+    add_list(filter, "ptrace.txt", debugging);
+    add_personality(filter);
+    emit(filter, name);
+}
+
+static void refuse_namespaces(scmp_filter_ctx filter) {
+    /* mount, cgroup, uts, ipc, user, pid, net; and time, which only unshare takes (in clone the bit is part of a signal). */
+    static const uint64_t kinds[] = {0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x80};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct scmp_arg_cmp test = SCMP_A0(SCMP_CMP_MASKED_EQ, kinds[i], kinds[i]);
+        add(filter, SCMP_ACT_ERRNO(EPERM), "unshare", 1, &test);
+        if (kinds[i] != 0x80)
+            add(filter, SCMP_ACT_ERRNO(EPERM), "clone", 1, &test);
+    }
+}
+
+static void limit_sockets(scmp_filter_ctx filter) {
+    /* Left: AF_UNIX 1, AF_INET 2, AF_INET6 10, AF_NETLINK 16 with NETLINK_ROUTE 0. */
+    for (uint64_t family = 0; family < 16; family++) {
+        struct scmp_arg_cmp test = SCMP_A0(SCMP_CMP_EQ, family);
+        if (family != 1 && family != 2 && family != 10)
+            add(filter, SCMP_ACT_ERRNO(EAFNOSUPPORT), "socket", 1, &test);
+    }
+    struct scmp_arg_cmp above = SCMP_A0(SCMP_CMP_GT, 16);
+    add(filter, SCMP_ACT_ERRNO(EAFNOSUPPORT), "socket", 1, &above);
+    struct scmp_arg_cmp netlink[] = {SCMP_A0(SCMP_CMP_EQ, 16), SCMP_A2(SCMP_CMP_NE, 0)};
+    add(filter, SCMP_ACT_ERRNO(EPROTONOSUPPORT), "socket", 2, netlink);
+}
+
+static void limit_ioctl(scmp_filter_ctx filter) {
+    static const uint32_t refused[] = {
+        0x5412,     /* TIOCSTI: types into a terminal */
+        0x541c,     /* TIOCLINUX: pastes into a console */
+        0x541d,     /* TIOCCONS: takes the console's output */
+        0xc0045877, /* FIFREEZE */
+        0xc0045878, /* FITHAW */
+        0xc0185879, /* FITRIM */
+        0xc0c0586d, /* XFS_IOC_SWAPEXT: exchanges the contents of two files */
+        0x5000940f, /* BTRFS_IOC_SNAP_DESTROY */
+        0x5000940e, /* BTRFS_IOC_SUBVOL_CREATE: a subvolume has a quota of its own */
+        0x50009401, /* BTRFS_IOC_SNAP_CREATE */
+        0x50009417, /* BTRFS_IOC_SNAP_CREATE_V2 */
+        0x50009418, /* BTRFS_IOC_SUBVOL_CREATE_V2 */
+        0x40086602, /* FS_IOC_SETFLAGS: immutable, append-only, no copy-on-write */
+        0x40046602, /* FS_IOC32_SETFLAGS */
+        0x401c5820, /* FS_IOC_FSSETXATTR: project ids */
+        0x800c6613, /* FS_IOC_SET_ENCRYPTION_POLICY */
+        0x40806685, /* FS_IOC_ENABLE_VERITY */
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        /* The kernel reads 32 bits of the command; so must the filter. */
+        struct scmp_arg_cmp test = SCMP_A1(SCMP_CMP_MASKED_EQ, LOW32, refused[i]);
+        add(filter, SCMP_ACT_ERRNO(EPERM), "ioctl", 1, &test);
+    }
+}
+
+static void by_argument(void) {
+    scmp_filter_ctx filter = begin(SCMP_ACT_ALLOW);
+    refuse_namespaces(filter);
+    limit_sockets(filter);
+    limit_ioctl(filter);
+    emit(filter, "seccomp_arguments");
+}
+
+int main(int count, char **arguments) {
+    if (count != 2)
+        return 2;
+    directory = arguments[1];
+    printf("/* Generated by native/seccomp/generate.c. */\n#include <linux/filter.h>\n");
+    by_name("seccomp_plain", SCMP_ACT_ERRNO(EPERM));
+    by_name("seccomp_ptrace", SCMP_ACT_ALLOW);
+    by_argument();
+    printf("/* %d names unknown to this libseccomp were left out. */\n", skipped);
+    return 0;
+}

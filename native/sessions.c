@@ -1,0 +1,554 @@
+/* Programs that the host started: pipes, results, time-outs. A program's life:
+ *
+ *     spawned ── status pipe closes ──▶ started ── wait4 ──▶ reaped ── pipes drained ──▶ done
+ *                                          └─ deadline, CANCEL ──▶ terminating ──▶ killing ── group empty ──┘
+ */
+#include "sessions.h"
+#include "guest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define READ_TARGET (256u << 10)
+#define RESUME_ROOM (128u << 10)
+#define PUMP_MAX (512u << 10)
+#define KILL_AGAIN_NS 3000000u
+#define REAP_BATCH 256
+#define MAX_DRAINS 4096u
+
+enum phase { RUNNING, TERMINATING, KILLING };
+
+struct session {
+    struct op *op;
+    struct session *next; /* those whose first process was not reaped yet */
+    struct source status;
+    struct group *group;
+    int pid, wait_status;
+    uint32_t flags, grace_ms, pending_signal;
+    uint64_t output_limit;
+    enum phase phase;
+    uint8_t ended_by;
+    bool reaped, wide[2];
+};
+
+static struct session *unreaped;
+static uint8_t scratch[32 << 10];
+
+/* ---- pipes of background processes whose operation is over: read, so that they never block, and dropped ---- */
+
+static uint32_t drains;
+
+static void drain_ready(struct source *source, uint32_t events)
+{
+    ssize_t n = 1;
+    (void)events;
+    for (int i = 0; i < 8 && n > 0; i++)
+        n = read(source->fd, scratch, sizeof scratch);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        source_close(source);
+        free_later(source);
+        drains--;
+    }
+}
+
+static void drain_for_ever(int fd)
+{
+    struct source *source = drains < MAX_DRAINS ? malloc(sizeof *source) : NULL;
+    if (!source) {
+        close(fd);
+        return;
+    }
+    drains++;
+    *source = (struct source){drain_ready, fd, 0};
+    source_watch(source, EPOLLIN);
+}
+
+/* ---- output ---- */
+
+static void progress(struct op *op);
+
+/* Whether somebody still holds the other end: background processes that live on. */
+static bool still_open(const struct source *pipe)
+{
+    struct pollfd now = {pipe->fd, POLLIN, 0};
+    return poll(&now, 1, 0) == 0 || now.revents & POLLIN;
+}
+
+static void end_output(struct output *out)
+{
+    out->ended = true;
+    if (out->draining && still_open(&out->pipe)) {
+        source_watch(&out->pipe, 0);
+        drain_for_ever(out->pipe.fd);
+        out->pipe.fd = -1;
+    } else
+        source_close(&out->pipe);
+    link_ready(out->op);
+}
+
+/* How many bytes the next read may take; 0: there is no room now. */
+static uint32_t appetite(struct output *out, bool wide)
+{
+    uint64_t most = READ_TARGET;
+    uint64_t allowed = ((struct session *)out->op->state)->output_limit - out->produced;
+    if (out->draining && out->drain < most)
+        most = out->drain;
+    if (allowed < most)
+        most = allowed;
+    uint32_t want = wide ? READ_TARGET : RING_MIN;
+    if (!ring_reserve(&out->ring, want < most ? want : (uint32_t)most) && !out->ring.cap)
+        return 0;
+    uint32_t room = out->ring.cap - out->ring.used;
+    return most < room ? (uint32_t)most : room;
+}
+
+static ssize_t read_into_ring(struct output *out, uint32_t size)
+{
+    struct iovec piece[2] = {0};
+    int count = ring_free_part(&out->ring, piece);
+    if (piece[0].iov_len >= size) {
+        piece[0].iov_len = size;
+        count = 1;
+    } else
+        piece[1].iov_len = size - piece[0].iov_len;
+    ssize_t n = readv(out->pipe.fd, piece, count);
+    if (n > 0)
+        ring_filled(&out->ring, (uint32_t)n);
+    return n;
+}
+
+static ssize_t read_and_drop(struct output *out)
+{
+    size_t size = out->draining && out->drain < sizeof scratch ? out->drain : sizeof scratch;
+    ssize_t n = read(out->pipe.fd, scratch, size);
+    if (n > 0)
+        out->dropped += (uint64_t)n;
+    return n;
+}
+
+static void widen(struct session *s, struct output *out)
+{
+    int index = out == &out->op->out[1];
+    if (s->wide[index])
+        return;
+    s->wide[index] = true;
+    fcntl(out->pipe.fd, F_SETPIPE_SZ, READ_TARGET);
+}
+
+/* One read. False: nothing more to read now. */
+static bool pump_once(struct session *s, struct output *out, uint32_t *moved)
+{
+    bool dropping = out->produced >= s->output_limit;
+    if (out->draining && !out->drain) {
+        end_output(out);
+        return false;
+    }
+    uint32_t size = dropping ? (uint32_t)sizeof scratch : appetite(out, s->wide[out == &out->op->out[1]]);
+    if (!size) {
+        source_watch(&out->pipe, 0);
+        return false;
+    }
+    ssize_t n = dropping ? read_and_drop(out) : read_into_ring(out, size);
+    if (n < 0 && errno == EINTR)
+        return true;
+    if (n <= 0) {
+        if (n == 0 || errno != EAGAIN || out->draining)
+            end_output(out);
+        return false;
+    }
+    out->produced += (uint64_t)n;
+    out->drain -= out->draining ? (uint64_t)n : 0;
+    *moved += (uint32_t)n;
+    if (!dropping)
+        link_ready(out->op);
+    if ((size_t)n == size && size >= RING_MIN)
+        widen(s, out);
+    return (size_t)n == size || out->draining;
+}
+
+static void pump(struct output *out)
+{
+    struct session *s = out->op->state;
+    uint32_t moved = 0;
+    while (out->pipe.fd >= 0 && moved < PUMP_MAX && pump_once(s, out, &moved))
+        ;
+}
+
+static void output_ready(struct source *source, uint32_t events)
+{
+    struct output *out = container_of(source, struct output, pipe);
+    (void)events;
+    pump(out);
+    if (out->ended)
+        progress(out->op);
+}
+
+static void session_space(struct op *op)
+{
+    for (int i = 0; i < 2; i++) {
+        struct output *out = &op->out[i];
+        if (out->pipe.fd >= 0 && !out->pipe.events && ring_room(&out->ring) >= RESUME_ROOM)
+            source_watch(&out->pipe, EPOLLIN);
+    }
+}
+
+/* The first process ended: what it wrote is in the pipe now; what comes later is of background processes. */
+static void start_drain(struct output *out)
+{
+    int waiting = 0;
+    if (out->draining || out->ended || !out->used)
+        return;
+    ioctl(out->pipe.fd, FIONREAD, &waiting);
+    out->draining = true;
+    out->drain = (uint64_t)waiting;
+    pump(out);
+}
+
+/* ---- input ---- */
+
+static void feed(struct op *op)
+{
+    struct input *in = &op->in;
+    struct iovec piece[2];
+    while (in->pipe.fd >= 0 && in->ring.used) {
+        ssize_t n = writev(in->pipe.fd, piece, ring_used_part(&in->ring, 0, in->ring.used, piece));
+        if (n > 0)
+            ring_consume(&in->ring, (uint32_t)n);
+        else if (errno == EAGAIN) {
+            source_watch(&in->pipe, EPOLLOUT);
+            return;
+        } else if (errno != EINTR) {
+            in->discard = true;
+            ring_release(&in->ring);
+        }
+    }
+    source_watch(&in->pipe, 0);
+    if (in->eof || in->discard) {
+        source_close(&in->pipe);
+        ring_release(&in->ring);
+    }
+}
+
+static void input_ready(struct source *source, uint32_t events)
+{
+    struct input *in = container_of(source, struct input, pipe);
+    (void)events;
+    feed(in->op);
+    ops_credit_input(in->op);
+}
+
+/* ---- ending ---- */
+
+static bool alive(const struct session *s)
+{
+    return s->group ? group_alive(s->group) : !s->reaped;
+}
+
+static void signal_pid(int pid, void *context)
+{
+    kill(pid, *(int *)context);
+}
+
+static void signal_everyone(struct session *s, int number)
+{
+    if (s->group)
+        group_pids(s->group, signal_pid, &number);
+    else if (!s->reaped)
+        kill(-s->pid, number);
+}
+
+static void kill_everyone(struct op *op)
+{
+    struct session *s = op->state;
+    s->phase = KILLING;
+    if (s->group)
+        group_kill(s->group);
+    else
+        signal_everyone(s, SIGKILL);
+    ops_set_deadline(op, monotonic_ns() + KILL_AGAIN_NS);
+}
+
+static void session_expire(struct op *op)
+{
+    struct session *s = op->state;
+    if (s->phase == RUNNING) {
+        s->ended_by = OUT_TIMED_OUT;
+        s->phase = TERMINATING;
+        signal_everyone(s, SIGTERM);
+        if (s->grace_ms) {
+            ops_set_deadline(op, monotonic_ns() + s->grace_ms * 1000000ull);
+            return;
+        }
+    }
+    kill_everyone(op);
+    progress(op);
+}
+
+static void session_cancel(struct op *op)
+{
+    struct session *s = op->state;
+    if (s->phase == RUNNING)
+        s->ended_by = OUT_CANCELLED;
+    kill_everyone(op);
+    progress(op);
+}
+
+static void session_signal(struct op *op, uint32_t number, bool everyone)
+{
+    struct session *s = op->state;
+    if (s->status.fd >= 0)
+        s->pending_signal = number; /* it has no process group of its own yet */
+    else if (everyone)
+        signal_everyone(s, (int)number);
+    else if (!s->reaped)
+        kill(-s->pid, (int)number);
+}
+
+static void conclude(struct op *op)
+{
+    struct session *s = op->state;
+    int status = s->wait_status;
+    int left = s->group ? group_pids(s->group, NULL, NULL) : 0;
+    op->result.background = left > 0 ? (uint32_t)left : 0;
+    if (s->group)
+        group_give(s->group);
+    s->group = NULL;
+    source_close(&op->in.pipe);
+    if (s->phase != RUNNING)
+        op_finish(op, s->ended_by, 0, NULL, 0);
+    else if (WIFSIGNALED(status))
+        op_finish(op, OUT_SIGNALED, WTERMSIG(status), NULL, 0);
+    else
+        op_finish(op, OUT_EXITED, WEXITSTATUS(status), NULL, 0);
+}
+
+static void progress(struct op *op)
+{
+    struct session *s = op->state;
+    if (op->done || !s->reaped || s->status.fd >= 0 || (s->phase != RUNNING && alive(s)))
+        return;
+    bool wait = s->flags & EXEC_KEEP_BACKGROUND && s->phase == RUNNING;
+    for (int i = 0; i < 2 && !wait; i++)
+        start_drain(&op->out[i]);
+    if (!wait)
+        op->deadline = NEVER;
+    for (int i = 0; i < 2; i++)
+        if (op->out[i].used && !op->out[i].ended)
+            return;
+    conclude(op);
+}
+
+static void abandon(struct op *op, int error, const char *step)
+{
+    struct session *s = op->state;
+    source_close(&op->in.pipe);
+    for (int i = 0; i < 2; i++)
+        source_close(&op->out[i].pipe);
+    if (s->group)
+        group_give(s->group);
+    s->group = NULL;
+    op_fail(op, error, step);
+}
+
+/* ---- start ---- */
+
+static void status_ready(struct source *source, uint32_t events)
+{
+    struct session *s = container_of(source, struct session, status);
+    struct spawn_failure failure;
+    (void)events;
+    ssize_t n = read(source->fd, &failure, sizeof failure);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    source_close(source);
+    if (n == sizeof failure) {
+        if (s->phase == RUNNING)
+            abandon(s->op, failure.error, spawn_step_name(failure.step));
+        return;
+    }
+    op_started(s->op, (uint32_t)s->pid);
+    if (s->pending_signal)
+        session_signal(s->op, s->pending_signal, false);
+    progress(s->op);
+}
+
+static void unlist(struct session *s)
+{
+    for (struct session **at = &unreaped; *at; at = &(*at)->next)
+        if (*at == s) {
+            *at = s->next;
+            return;
+        }
+}
+
+/* The operation may end, and be forgotten, before its child was reaped: when exec failed. */
+static void session_release(struct op *op)
+{
+    struct session *s = op->state;
+    unlist(s);
+    free_later(s);
+}
+
+static const struct op_class session_class = {
+    .input = feed,
+    .space = session_space,
+    .expire = session_expire,
+    .cancel = session_cancel,
+    .signal = session_signal,
+    .release = session_release,
+};
+
+struct pipes {
+    int in[2], out[2], err[2], status[2];
+};
+
+static void close_all(struct pipes *p)
+{
+    for (int *fd = p->in; fd < p->in + 8; fd++)
+        if (*fd >= 0)
+            close(*fd);
+}
+
+/* Made as the user, so that opening /dev/stdout again works for the program. */
+static int make_pipes(const struct request *request, const struct identity *who, struct pipes *p)
+{
+    *p = (struct pipes){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
+    int error = identity_enter(who);
+    if (error)
+        return error;
+    bool fine = pipe2(p->status, O_CLOEXEC) == 0 && pipe2(p->out, O_CLOEXEC) == 0 &&
+                (request->flags & EXEC_MERGE || pipe2(p->err, O_CLOEXEC) == 0) &&
+                (!(request->flags & EXEC_STDIN) || pipe2(p->in, O_CLOEXEC) == 0);
+    error = fine ? 0 : errno;
+    identity_leave();
+    if (error)
+        close_all(p);
+    return error;
+}
+
+static void adopt(struct source *source, int *fd, void (*ready)(struct source *, uint32_t), uint32_t events)
+{
+    if (*fd < 0)
+        return;
+    fcntl(*fd, F_SETFL, O_NONBLOCK);
+    *source = (struct source){ready, *fd, 0};
+    source_watch(source, events);
+    *fd = -1;
+}
+
+static void attach(struct op *op, struct session *s, struct pipes *p)
+{
+    adopt(&s->status, &p->status[0], status_ready, EPOLLIN);
+    adopt(&op->out[0].pipe, &p->out[0], output_ready, EPOLLIN);
+    adopt(&op->out[1].pipe, &p->err[0], output_ready, EPOLLIN);
+    adopt(&op->in.pipe, &p->in[1], input_ready, 0);
+    op->out[1].ended = op->out[1].pipe.fd < 0;
+    close_all(p);
+}
+
+static int run(struct op *op, struct session *s, const struct request *request, const struct account *account)
+{
+    struct pipes p;
+    int error = make_pipes(request, &account->who, &p);
+    if (error)
+        return error;
+    struct spawn_plan plan = {request, account, s->group, p.in[0], p.out[1], p.err[1] >= 0 ? p.err[1] : p.out[1], p.status[1]};
+    s->pid = spawn(&plan);
+    if (s->pid < 0) {
+        error = errno;
+        close_all(&p);
+        return error;
+    }
+    s->next = unreaped;
+    unreaped = s;
+    attach(op, s, &p);
+    if (request->timeout_ms)
+        ops_set_deadline(op, op->begun + request->timeout_ms * 1000000ull);
+    return 0;
+}
+
+static void start_as(struct op *op, struct session *s, const struct request *request, const struct account *account)
+{
+    if (groups_available() && !(s->group = group_take(op->id))) {
+        abandon(op, errno, "cgroup");
+        return;
+    }
+    int error = run(op, s, request, account);
+    if (error)
+        abandon(op, error, error == EINVAL ? "user" : "fork");
+}
+
+void exec_start(struct op *op, const struct request *request)
+{
+    struct account account;
+    struct session *s = calloc(1, sizeof *s);
+    if (!s) {
+        op_fail(op, ENOMEM, "fork");
+        return;
+    }
+    *s = (struct session){.op = op, .status.fd = -1, .flags = request->flags, .grace_ms = request->grace_ms, .output_limit = request->output_limit};
+    op->state = s;
+    op->class = &session_class;
+    int error = account_find(request->user, &account);
+    if (error) {
+        abandon(op, error, "user");
+        return;
+    }
+    start_as(op, s, request, &account);
+    identity_release(&account.who);
+}
+
+/* ---- reaping ---- */
+
+static void reaped(struct session *s, int status, const struct rusage *usage)
+{
+    struct result *r = &s->op->result;
+    unlist(s);
+    s->reaped = true;
+    s->wait_status = status;
+    if (s->op->done)
+        return; /* it never got as far as its program */
+    r->user_us = (uint64_t)usage->ru_utime.tv_sec * 1000000u + (uint64_t)usage->ru_utime.tv_usec;
+    r->system_us = (uint64_t)usage->ru_stime.tv_sec * 1000000u + (uint64_t)usage->ru_stime.tv_usec;
+    r->max_rss = (uint64_t)usage->ru_maxrss * 1024u;
+    if (s->status.fd >= 0)
+        status_ready(&s->status, 0);
+    progress(s->op);
+}
+
+static void check_killed(void)
+{
+    for (struct op *op = ops_first(), *next; op; op = next) {
+        next = op->next;
+        if (op->kind == OP_EXEC && !op->done && ((struct session *)op->state)->phase != RUNNING)
+            progress(op);
+    }
+}
+
+bool sessions_reap(void)
+{
+    struct rusage usage;
+    int status, pid, count = 0;
+    bool strangers = false;
+    while (count++ < REAP_BATCH && (pid = wait4(-1, &status, WNOHANG, &usage)) > 0) {
+        struct session *s = unreaped;
+        while (s && s->pid != pid)
+            s = s->next;
+        strangers |= !s || s->op->done;
+        if (s)
+            reaped(s, status, &usage);
+    }
+    if (strangers) {
+        check_killed();
+        groups_sweep();
+    }
+    return count > REAP_BATCH;
+}

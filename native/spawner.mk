@@ -1,0 +1,33 @@
+# The spawner: rules included by Makefile (or run alone: make -f spawner.mk BUILD=…). libseccomp is needed to build, not to run.
+BUILD ?= build
+HOST_CC ?= gcc
+MUSL_CC ?= musl-gcc
+SPAWNER_CFLAGS ?= -std=c11 -O2 -g0 -static -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Werror \
+	-fstack-protector-strong -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
+SECCOMP_LISTS := seccomp/allow.txt seccomp/refuse.txt seccomp/ptrace.txt
+SPAWNER_SOURCES := spawner.c sandbox_child.c mounts.c
+SPAWNER_HEADERS := spawn.h sandbox_child.h mounts.h
+
+.PHONY: all spawner
+all: spawner
+spawner: $(BUILD)/spawner
+
+$(BUILD)/seccomp_generate: seccomp/generate.c
+	@mkdir -p $(BUILD)
+	$(HOST_CC) -std=c11 -O1 -Wall -Wextra -Werror $< -lseccomp -o $@
+
+$(BUILD)/seccomp_filters.h: $(BUILD)/seccomp_generate $(SECCOMP_LISTS)
+	$(BUILD)/seccomp_generate seccomp > $@.new
+	mv $@.new $@
+
+$(BUILD)/spawner: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/seccomp_filters.h
+	$(MUSL_CC) $(SPAWNER_CFLAGS) -I$(BUILD) $(SPAWNER_SOURCES) -s -o $@
+
+# Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
+SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers
+.PHONY: spawner-tests
+spawner-tests: $(SPAWNER_TEST_PROGRAMS)
+
+$(SPAWNER_TEST_PROGRAMS): $(BUILD)/%: tests/%.c
+	@mkdir -p $(BUILD)
+	$(MUSL_CC) $(SPAWNER_CFLAGS) $< -s -o $@

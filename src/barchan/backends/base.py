@@ -1,0 +1,110 @@
+"""The Backend boundary: what a node agent needs from a way of running sandboxes.
+
+A sandbox is created whole or not at all, lives on when the node agent dies, is adopted by the next agent, and is
+destroyed by its id alone, however far its creation came.
+
+    create(launch) ─▶ Running ─▶ connect(id) … ─▶ destroy(id)
+                         ▲
+    adopt(id, running) ──┘   after a restart of the agent
+
+Implementations do not know each other. Powers beyond these verbs (snapshot, pause, TTY) are protocols of their own,
+announced in `Abilities`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from barchan.spec import BackendName, LimitName, SandboxSpec
+from barchan.wire.messages import EnvironmentInfo
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend can do on this host, found by trying."""
+
+    backend: BackendName
+    kernel: str = "full"
+    notes: tuple[str, ...] = ()
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything needed to make one sandbox."""
+
+    id: str
+    spec: SandboxSpec
+    uid_slot: int
+    """Number of the host user id range it may use; no other live sandbox of the node has it."""
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """How to find a sandbox again: kept in the registry."""
+
+    pid: int
+    """Of its first process, on the host."""
+    pid_start: int
+    """Start time of that process in clock ticks since boot, so that a recycled pid is recognised."""
+
+
+class Usage(NamedTuple):
+    """Counters since the sandbox began; they only rise."""
+
+    oom_kills: int
+    pids_hits: int
+
+
+class Space(NamedTuple):
+    """Room for writable trees, bytes."""
+
+    size: int
+    free: int
+
+
+class Backend(Protocol):
+    """Errors: `CreateFailed` with the phase, `EnvironmentNotFound`, `LayerCorrupt`, `NodeStorageFull`, `FeatureMissing`."""
+
+    abilities: Abilities
+
+    async def environments(self) -> tuple[EnvironmentInfo, ...]:
+        """What can be named in a spec on this host."""
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Refuse early what can be seen early: an unknown environment, a verb this backend lacks."""
+
+    async def create(self, launch: Launch) -> Running:
+        """Make it. On any error nothing is left behind."""
+
+    async def adopt(self, id: str, running: Running) -> bool:
+        """Whether it still runs and is the same one; if so, it is watched from here on."""
+
+    async def connect(self, id: str, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Dial its guest. May be called again at any time; the guest drops the older connection."""
+
+    def watch(self, id: str, gone: Callable[[str], None]) -> None:
+        """Call `gone(reason)` once, from the event loop, when its first process ends without `destroy`."""
+
+    def usage(self, id: str) -> Usage: ...
+
+    def space(self) -> Space: ...
+
+    def disk_full(self, id: str) -> bool:
+        """Whether another write of 1 MiB would exceed its disk limit."""
+
+    async def destroy(self, id: str) -> None:
+        """End and remove everything of it. Idempotent; safe after a half-made or unknown sandbox."""
+
+    async def leftovers(self) -> frozenset[str]:
+        """Ids of which anything exists on this host."""
+
+    async def close(self) -> None:
+        """Let go of everything; sandboxes go on running."""
+
+
+LIMIT_TEXT: dict[LimitName, str] = {
+    "oom": "it ran out of its memory limit",
+    "pids": "it ran into its limit of processes",
+    "disk_full": "it ran into its disk limit",
+}

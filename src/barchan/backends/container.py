@@ -1,0 +1,373 @@
+"""Containers: the spawner's namespaces over shared EROFS layers and a btrfs subvolume, limited by cgroups.
+
+Everything of a sandbox is found by its id alone (groups, subvolume, socket), so a half-made one is removed like a whole
+one, also by the next agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from barchan.backends.base import Abilities, Launch, Running, Space, Usage
+from barchan.backends.spawner import Spawner, SpawnFlag, SpawnRequest, install_guest
+from barchan.backends.steps import Steps
+from barchan.config import Layout, NodeConfig
+from barchan.errors import CreateFailed, SandboxUnavailable
+from barchan.kernel import processes
+from barchan.kernel.cgroups import GroupTree
+from barchan.kernel.groups import Group
+from barchan.kernel.probe import HostReport
+from barchan.kernel.scratch import Scratch
+from barchan.layers.mount import LayerMounts
+from barchan.layers.stack import compose
+from barchan.layers.store import Layer, LayerStore
+from barchan.spec import MIB, SandboxSpec
+from barchan.wire.messages import EnvironmentInfo
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+NATIVE = Path(__file__).resolve().parent.parent / "_native"
+SHM_SHARE = 4
+"""/dev/shm may hold this part of the memory limit; its pages count against it."""
+OOM_SCORE = 300
+"""Sandboxes go before the host's own processes."""
+PROBE_BYTES = 1 * MIB
+
+
+@dataclass
+class Draft:
+    """A container in the making, and the descriptors its making holds."""
+
+    launch: Launch
+    layers: tuple[Layer, ...]
+    uid_base: int
+    group: Group | None = None
+    tree_fd: int = -1
+    listener: socket.socket | None = None
+    layer_fds: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.close()
+        if self.listener is not None:
+            self.listener.close()
+        for fd in (self.tree_fd, *self.layer_fds):
+            if fd >= 0:
+                os.close(fd)
+        self.tree_fd, self.layer_fds = -1, []
+
+    def fds(self) -> list[int]:
+        """In the order of native/spawn.h."""
+        assert self.group is not None and self.listener is not None
+        return [self.listener.fileno(), self.tree_fd, self.group.dir_fd, *self.group.procs_fds, *self.layer_fds]
+
+
+class _Groups:
+    name = "cgroups"
+
+    def __init__(self, tree: GroupTree) -> None:
+        self._tree = tree
+
+    def do(self, draft: Draft) -> None:
+        draft.group = self._tree.make(draft.launch.id, draft.launch.spec.limits)
+
+    def undo(self, id: str) -> None:
+        self._tree.destroy(id)
+
+
+class _Writable:
+    name = "disk"
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+
+    def do(self, draft: Draft) -> None:
+        self._scratch.make(draft.launch.id, draft.launch.spec.limits.disk)
+        draft.tree_fd = self._scratch.open_mount(draft.launch.id)
+
+    def undo(self, id: str) -> None:
+        self._scratch.drop(id)
+
+
+class _Endpoint:
+    """The socket on which the guest listens: bound here, known by name on the host only."""
+
+    name = "socket"
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+
+    def do(self, draft: Draft) -> None:
+        draft.listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with short_path(self._directory / draft.launch.id) as name:
+            listener.bind(name)
+        listener.listen(8)
+
+    def undo(self, id: str) -> None:
+        (self._directory / id).unlink(missing_ok=True)
+
+
+class _Layers:
+    name = "mount"
+
+    def __init__(self, mounts: LayerMounts) -> None:
+        self._mounts = mounts
+
+    def do(self, draft: Draft) -> None:
+        for layer in draft.layers:
+            draft.layer_fds.append(self._mounts.acquire(layer))
+
+    def undo(self, id: str) -> None:
+        """Layers stay mounted for the next sandbox."""
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A name of `path` below the 108 bytes that a socket address takes, whatever the data directory is called."""
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)
+
+
+class ContainerBackend:
+    """See `base.Backend`. Use `open`."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        report: HostReport,
+        tree: GroupTree,
+        scratch: Scratch,
+        store: LayerStore,
+        mounts: LayerMounts,
+    ) -> None:
+        layout = config.layout
+        self.abilities = Abilities(backend="container", kernel=report.kernel, notes=report.notes())
+        self._config = config
+        self._tree = tree
+        self._scratch = scratch
+        self._store = store
+        self._mounts = mounts
+        self._sockets = layout.run / "guest"
+        self._steps: Steps[Draft] = Steps(
+            (_Groups(tree), _Writable(scratch), _Endpoint(self._sockets), _Layers(mounts))
+        )
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
+        self._spawner: Spawner | None = None
+        self._spawner_context = contextlib.AsyncExitStack()
+        self._spawner_lock = asyncio.Lock()
+        self._guest = install_guest(NATIVE / "guest", layout.run)
+        self._pidfds: dict[str, int] = {}
+        self._groups: dict[str, Group] = {}
+
+    @classmethod
+    def open(cls, config: NodeConfig, report: HostReport, instance: str, scratch_size: int) -> ContainerBackend:
+        """Prepare cgroups, scratch volume and mounts; takes up what a former agent left. Blocking."""
+        layout: Layout = config.layout
+        tree = GroupTree(report.cgroups, f"barchan-{instance}", config.uid_first - 1)
+        tree.prepare()
+        scratch = Scratch.open(layout, scratch_size, report.quota)
+        store = LayerStore(layout.layers)
+        mounts = LayerMounts(layout.mounts, store, reduced=report.kernel == "reduced")
+        mounts.prepare()
+        return cls(config, report, tree, scratch, store, mounts)
+
+    # --- making
+
+    async def environments(self) -> tuple[EnvironmentInfo, ...]:
+        entries = await self._in_thread(self._store.list)
+        return tuple(
+            EnvironmentInfo(name=e.name, version=e.version, digest=e.digest, size=e.size, created=e.created)
+            for e in entries
+        )
+
+    async def check(self, spec: SandboxSpec) -> None:
+        compose(spec.environment, self._store.resolve)
+
+    async def create(self, launch: Launch) -> Running:
+        draft = Draft(launch, compose(launch.spec.environment, self._store.resolve), self._uid_base(launch.uid_slot))
+        try:
+            await self._in_thread(lambda: self._steps.do(draft))
+            spawned = await (await self._live_spawner()).spawn(self._request(draft))
+        except BaseException:
+            await asyncio.shield(self.destroy(launch.id))
+            raise
+        finally:
+            draft.close()
+        self._pidfds[launch.id] = spawned.pidfd
+        return Running(pid=spawned.pid, pid_start=processes.start_time(spawned.pid))
+
+    def _request(self, draft: Draft) -> SpawnRequest:
+        spec = draft.launch.spec
+        flags = SpawnFlag.VOLATILE
+        flags |= SpawnFlag.SETUID if spec.setuid else SpawnFlag(0)
+        flags |= SpawnFlag.PTRACE if spec.ptrace else SpawnFlag(0)
+        flags |= SpawnFlag.REDUCED if self.abilities.kernel == "reduced" else SpawnFlag(0)
+        assert draft.group is not None and draft.listener is not None
+        return SpawnRequest(
+            uid_base=draft.uid_base,
+            uid_count=self._config.uid_count,
+            flags=flags,
+            hostname=spec.hostname,
+            shm_bytes=max(spec.limits.memory // SHM_SHARE, MIB),
+            oom_score_adj=OOM_SCORE,
+            listener=draft.listener.fileno(),
+            writable=draft.tree_fd,
+            cgroup=draft.group.dir_fd,
+            groups=tuple(draft.group.procs_fds),
+            layers=tuple(draft.layer_fds),
+        )
+
+    def _uid_base(self, slot: int) -> int:
+        base = self._config.uid_first + slot * self._config.uid_count
+        if base + self._config.uid_count >= 1 << 31:
+            raise CreateFailed("no host user ids left", phase="uids", hint="stop sandboxes")
+        return base
+
+    async def _live_spawner(self) -> Spawner:
+        """The running spawner; one that died is replaced."""
+        async with self._spawner_lock:
+            if self._spawner is None or not self._spawner.alive:
+                if self._spawner is not None:
+                    logger.warning("the spawner died; starting another")
+                await self._spawner_context.aclose()
+                start = Spawner.start(NATIVE / "spawner", self._guest, self._config.uid_first - 1)
+                self._spawner = await self._spawner_context.enter_async_context(start)
+            return self._spawner
+
+    # --- living
+
+    async def adopt(self, id: str, running: Running) -> bool:
+        if not running.pid or processes.start_time(running.pid) != running.pid_start:
+            return False
+        try:
+            pidfd = os.pidfd_open(running.pid)
+        except ProcessLookupError:
+            return False
+        group = self._tree.open(id)
+        if group is None or running.pid not in group.pids() or processes.start_time(running.pid) != running.pid_start:
+            os.close(pidfd)
+            return False
+        self._groups[id] = group
+        self._pidfds[id] = pidfd
+        return True
+
+    async def connect(self, id: str, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        with short_path(self._sockets / id) as name:
+            transport, _ = await asyncio.get_running_loop().create_unix_connection(factory, name)
+        return transport
+
+    def watch(self, id: str, gone: Callable[[str], None]) -> None:
+        pidfd = self._pidfds[id]
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            gone(self._why(id))
+
+        loop.add_reader(pidfd, ended)
+
+    def _why(self, id: str) -> str:
+        if self.usage(id).oom_kills:
+            return "its first process ended: out of memory (oom)"
+        return "its first process ended"
+
+    def usage(self, id: str) -> Usage:
+        try:
+            counters = self._group(id).counters()
+        except FileNotFoundError:
+            return Usage(0, 0)
+        return Usage(counters.oom_kills, counters.pids_max_hits)
+
+    def space(self) -> Space:
+        return Space(self._scratch.size, self._scratch.free())
+
+    def disk_full(self, id: str) -> bool:
+        """Tried by reserving, since the quota's figures trail by up to a commit."""
+        probe = self._scratch.root / id / "probe"
+        try:
+            fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, PROBE_BYTES)
+            finally:
+                os.close(fd)
+                probe.unlink()
+        except OSError as error:
+            return error.errno in (errno.EDQUOT, errno.ENOSPC)
+        return False
+
+    def _group(self, id: str) -> Group:
+        group = self._groups.get(id)
+        if group is None:
+            group = self._tree.open(id)
+            if group is None:
+                raise FileNotFoundError(id)
+            self._groups[id] = group
+        return group
+
+    # --- ending
+
+    async def destroy(self, id: str) -> None:
+        pidfd = self._pidfds.pop(id, -1)
+        if pidfd >= 0:
+            await self._end(pidfd)
+        group = self._groups.pop(id, None)
+        if group is not None:
+            group.close()
+        await self._in_thread(lambda: self._steps.undo(id))
+
+    async def _end(self, pidfd: int) -> None:
+        """Kill the first process and wait for it: the kernel ends all others with it."""
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.remove_reader(pidfd)
+        loop.add_reader(pidfd, gone.set)
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await asyncio.wait_for(gone.wait(), 30)
+        except TimeoutError as error:
+            raise SandboxUnavailable("its first process does not die", phase="stop") from error
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    async def leftovers(self) -> frozenset[str]:
+        sockets = frozenset(path.name for path in self._sockets.iterdir())
+        return await self._in_thread(lambda: self._tree.list() | self._scratch.list() | sockets)
+
+    async def close(self) -> None:
+        for group in self._groups.values():
+            group.close()
+        self._groups.clear()
+        loop = asyncio.get_running_loop()
+        for pidfd in self._pidfds.values():
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._pidfds.clear()
+        await self._spawner_context.aclose()
+        self._threads.shutdown()
+
+    async def purge(self) -> None:
+        """Take the installation down: everything that `open` made. Sandboxes must be gone."""
+        await self.close()
+        self._mounts.unmount_all()
+        self._scratch.close()
+        self._tree.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,0 +1,148 @@
+"""The data directory as `up` and `down` see it: made, locked, and with a record of who serves it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from barchan.cli.processes import ProcessRef
+from barchan.config import ApiConfig, Layout, NodeConfig
+from barchan.errors import Conflict, InvalidRequest, NodeStorageFull
+from barchan.spec import check_name
+
+SOCKET_PATH_MOST = 107
+"""Bytes in sockaddr_un."""
+
+
+class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Who serves a data directory, with what settings. `DATA/run/up.json`."""
+
+    api: ApiConfig
+    node: NodeConfig
+    supervisor: ProcessRef | None = None
+    services: dict[str, ProcessRef] = {}
+
+
+def encode_config(config: ApiConfig | NodeConfig | UpRecord) -> bytes:
+    """JSON; paths are strings."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def _path_hook(type_: type, value: Any) -> Any:
+    if issubclass(type_, Path):
+        return Path(value)
+    raise NotImplementedError(type_)
+
+
+def log_path(layout: Layout) -> Path:
+    return layout.run / "up.log"
+
+
+def read_record(layout: Layout) -> UpRecord | None:
+    """None when nothing was ever started here, or by a version whose record means nothing to this one."""
+    try:
+        return msgspec.json.decode(_record_path(layout).read_bytes(), type=UpRecord, dec_hook=_path_hook)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def write_record(layout: Layout, record: UpRecord) -> None:
+    _write(_record_path(layout), encode_config(record))
+
+
+def _record_path(layout: Layout) -> Path:
+    return layout.run / "up.json"
+
+
+def prepare(layout: Layout) -> None:
+    """Make the directory, its token and its instance name. Refuses a directory that holds something else."""
+    if len(os.fsencode(layout.node_socket)) > SOCKET_PATH_MOST:
+        raise InvalidRequest("data: the path is too long for a socket below it", field="data", hint="use a shorter one")
+    try:
+        layout.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _own(layout)
+        layout.run.mkdir(exist_ok=True, mode=0o700)
+        for path, value in ((layout.instance, secrets.token_hex(6)), (layout.token, secrets.token_urlsafe(32))):
+            if not path.exists():
+                _write(path, value.encode())
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidRequest(f"data: {error.filename} is not a directory", field="data") from error
+    except OSError as error:
+        raise NodeStorageFull(f"cannot write {layout.data}: {error.strerror}") from error
+
+
+def _own(layout: Layout) -> None:
+    if not layout.instance.exists() and any(layout.data.iterdir()):
+        known = {layout.layers.name, layout.run.name}
+        if strange := {p.name for p in layout.data.iterdir()} - known:
+            raise InvalidRequest(
+                f"data: {layout.data} holds other things ({sorted(strange)[0]!r})",
+                field="data",
+                hint="give an empty or a new directory",
+            )
+    if stat.S_IMODE(layout.data.stat().st_mode) != 0o700:
+        layout.data.chmod(0o700)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all, readable by the owner alone."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+        os.replace(temporary, path)
+    finally:
+        os.close(fd)
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+@contextmanager
+def locked(layout: Layout, *, wait: float = 0.0) -> Iterator[None]:
+    """Be the only supervisor of this directory. The lock lives until the last process that inherited it ends."""
+    fd = os.open(layout.run / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(fd, layout, time.monotonic() + wait)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, layout: Layout, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise _taken(layout) from error
+        time.sleep(0.02)
+
+
+def _taken(layout: Layout) -> Conflict:
+    record = read_record(layout)
+    who = f" (pid {record.supervisor.pid})" if record and record.supervisor else ""
+    return Conflict(
+        f"{layout.data} is served by another `barchan up`{who}",
+        hint="stop that one with `barchan down`, or give this one another --data",
+    )
+
+
+def node_name(given: str | None, record: UpRecord | None) -> str:
+    """The given name, else the one used before, else the host's."""
+    if given is not None:
+        return check_name(given, "name")
+    if record is not None:
+        return record.node.name
+    host = "".join(c if c in "abcdefghijklmnopqrstuvwxyz0123456789-" else "-" for c in socket.gethostname().lower())
+    return host[:32].strip("-") or "node"

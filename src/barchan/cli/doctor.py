@@ -1,0 +1,68 @@
+"""`barchan doctor`: works without a server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from barchan.cli.session import Session, data_option, json_option
+from barchan.cli.text import plain
+
+if TYPE_CHECKING:
+    from barchan.kernel.probe import Check, HostReport
+
+
+@click.command()
+@data_option
+@json_option
+@click.pass_obj
+def doctor(session: Session, data: Path) -> int:
+    """What this host can do and what to fix, found by trying. Exit code 0 when containers can run, else 1."""
+    from barchan.config import Layout
+    from barchan.kernel.probe import examine
+
+    report = examine(Layout(Path(os.path.abspath(data))))
+    if session.json:
+        session.emit(as_document(report))
+    else:
+        _print(report)
+    return 1 if report.missing() or report.kernel == "too_old" else 0
+
+
+def as_document(report: HostReport) -> dict[str, object]:
+    return {
+        "containers": not report.missing() and report.kernel != "too_old",
+        "kernel": report.kernel,
+        "quota": report.quota,
+        "cgroups": report.cgroups.kind,
+        "checks": [_check(check) for check in report.checks],
+        "notes": list(report.notes()),
+    }
+
+
+def _check(check: Check) -> dict[str, object]:
+    return {field: getattr(check, field) for field in ("name", "ok", "needed", "meaning", "remedy", "detail")}
+
+
+def _print(report: HostReport) -> None:
+    from barchan.cli.tables import show
+
+    show(("check", "result", "meaning"), [(c.name, verdict(c), c.meaning) for c in report.checks])
+    click.echo()
+    for check in report.checks:
+        if not check.ok:
+            click.echo(plain(f"{check.name}: {check.detail or check.meaning}"))
+            click.echo(plain(f"  remedy: {check.remedy}"))
+    for note in report.notes():
+        click.echo(plain(f"note: {note}"))
+    click.echo(f"kernel path: {report.kernel}, quotas: {report.quota}, cgroups: {report.cgroups.kind}")
+    click.echo("containers: " + ("no, see the remedies above" if report.missing() else "yes"))
+
+
+def verdict(check: Check) -> str:
+    if check.ok:
+        return "ok"
+    return "MISSING" if check.needed else "absent"

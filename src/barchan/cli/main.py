@@ -1,0 +1,108 @@
+"""The `barchan` command. A command's module, and what it needs, is imported when the command is run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from barchan.cli.session import Session, usage_error
+from barchan.errors import BarchanError, InternalError
+
+COMMANDS = {
+    "up": ("barchan.cli.up", "Start the server on this host."),
+    "down": ("barchan.cli.up", "Stop the server and its sandboxes."),
+    "doctor": ("barchan.cli.doctor", "What this host can do, and what to fix."),
+    "env": ("barchan.cli.env", "The layers that sandboxes are made of."),
+    "run": ("barchan.cli.run", "Run a command in a new sandbox."),
+    "create": ("barchan.cli.sandboxes", "Make a sandbox and print its id."),
+    "exec": ("barchan.cli.run", "Run a command in a sandbox."),
+    "cp": ("barchan.cli.cp", "Copy files and trees to or from a sandbox."),
+    "ls": ("barchan.cli.sandboxes", "List sandboxes."),
+    "ps": ("barchan.cli.sandboxes", "List the processes of a sandbox."),
+    "logs": ("barchan.cli.logs", "What the commands of a sandbox wrote."),
+    "stop": ("barchan.cli.sandboxes", "Stop sandboxes."),
+    "version": ("barchan.cli.version", "Print the version."),
+}
+"""Name → module and summary, so that `--help` imports none of them."""
+
+LIKE_DOCKER_RUN = frozenset({"run", "exec"})
+"""Their exit codes below 125 are the program's own."""
+
+
+class Commands(click.Group):
+    """Looks commands up in the table above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name + "_command", None) or getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def barchan() -> None:
+    """Sandboxes for training and evaluating AI agents."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command and end the process with its exit code."""
+    sys.exit(invoke(sys.argv[1:] if argv is None else argv))
+
+
+def invoke(argv: list[str]) -> int:
+    """Run one command. Returns its exit code; what went wrong has been shown on stderr."""
+    session = Session()
+    failed = 125 if argv and argv[0] in LIKE_DOCKER_RUN else 1
+    try:
+        result: Any = barchan.main(argv, prog_name="barchan", standalone_mode=False, obj=session)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.UsageError as error:
+        # Refused before the options were known: look for the flag itself.
+        session.json = session.json or "--json" in argv[: argv.index("--") if "--" in argv else None]
+        session.report(usage_error(error))
+        return max(failed, 2)
+    except BarchanError as error:
+        session.report(error)
+        return failed
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        return _output_gone()
+    except Exception as error:  # the edge of the program: nothing but an error of the tree is shown to people
+        return _unexpected(session, error, failed)
+
+
+def _output_gone() -> int:
+    """Nobody reads our output any more: end quietly, as `head` expects of its left neighbour."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def _unexpected(session: Session, error: Exception, code: int) -> int:
+    import traceback
+
+    if not session.json:
+        traceback.print_exc()
+    session.report(InternalError(f"{type(error).__name__}: {error}", hint="this is a defect of barchan"))
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What options mean: text from the command line to values. Every refusal names the option's value."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from barchan.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:  # generic only in recent releases of click
+    _Type = click.ParamType
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str) -> int:
+    """`512m`, `1.5g`, `1GiB`, `4096` → bytes; the units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"{text!r} is not a size", hint="use for example 512m or 1g")
+    return round(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, `[IPV6]:PORT`."""
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or (":" in bare and bare == host) or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise InvalidRequest(f"{text!r} is not an address", hint="use HOST:PORT or [IPV6]:PORT")
+    return bare, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def parse_seconds(text: str) -> float:
+    """A positive number of seconds; `90s`, `5m`, `2h` are understood too."""
+    number, factor = text.strip(), 1
+    if number and (unit := number[-1].lower()) in "smh":
+        number, factor = number[:-1], {"s": 1, "m": 60, "h": 3600}[unit]
+    try:
+        seconds = float(number) * factor
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < 1e9:
+        raise InvalidRequest(f"{text!r} is not a number of seconds", hint="use for example 30 or 5m")
+    return seconds
+
+
+def parse_pairs(items: Iterable[str], field: str) -> dict[str, str]:
+    """`K=V` items to a mapping; the last one of a key counts."""
+    pairs = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not key or not equals:
+            raise InvalidRequest(f"{field}: expected KEY=VALUE", field=field, hint="the part before '=' is not empty")
+        pairs[key] = value
+    return pairs
+
+
+class Parsed(_Type):
+    """An option type from one of the functions above; its refusal becomes click's usage error."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except InvalidRequest as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = Parsed("size", parse_size)
+SECONDS = Parsed("seconds", parse_seconds)
+ADDRESS = Parsed("host:port", parse_address)

@@ -1,0 +1,104 @@
+"""Where each request goes: the node in its sandbox id, a node chosen for it, every node, or no further than here."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random, SystemRandom
+from typing import Any
+
+from barchan.control.checks import check_request
+from barchan.control.nodes import Nodes
+from barchan.control.placement import able, choose, refused
+from barchan.errors import AdmissionRefused, BarchanError, InvalidRequest
+from barchan.spec import NodeInfo, NodeName, node_of
+from barchan.wire.link import Call, FrameSink, ignore_frame
+from barchan.wire.messages import (
+    CreateSandbox,
+    EnvironmentInfo,
+    ListEnvironments,
+    ListNodes,
+    ListSandboxes,
+    OfSandbox,
+    Request,
+    pack,
+    pack_call,
+    unpack,
+)
+
+
+class Dispatch:
+    """Everything the API can ask of nodes. Answers are REPLY payloads."""
+
+    def __init__(self, nodes: Nodes, random: Random | None = None) -> None:
+        self._nodes = nodes
+        self._random = random or SystemRandom()
+
+    async def open(self, request: OfSandbox, payload: bytes = b"", on_frame: FrameSink = ignore_frame) -> Call:
+        """Start a call about one sandbox. `payload` is the packed request when the caller has it already."""
+        check_request(request)
+        return await self._nodes.call(node_of(request.sandbox), payload or pack_call(request), on_frame)
+
+    async def answer(self, request: Request) -> bytes:
+        """Carry out a request that has no streams."""
+        if isinstance(request, OfSandbox):
+            call = await self.open(request)
+            return await _finished(call)
+        check_request(request)
+        if isinstance(request, CreateSandbox):
+            return await self._create(request)
+        if isinstance(request, ListNodes):
+            return pack(self._nodes.infos())
+        if isinstance(request, ListSandboxes):
+            return pack(await self._everywhere(request))
+        if isinstance(request, ListEnvironments):
+            return pack(_distinct(await self._everywhere(request)))
+        raise InvalidRequest(f"{request.op} is not for clients", field="op")
+
+    async def _everywhere(self, request: Request) -> list[Any]:
+        infos, payload = await self._nodes.some(), pack_call(request)
+        calls = [await self._nodes.call(info.name, payload) for info in infos]
+        answers = await asyncio.gather(*(_finished(call) for call in calls))
+        return [item for answer in answers for item in unpack(answer, request.answer)]
+
+    async def _create(self, request: CreateSandbox) -> bytes:
+        payload = pack_call(request)
+        reasons: dict[NodeName, str] = {}
+        while True:
+            name = self._nodes.holder_of_key(request.key)
+            if name is None or name in reasons:
+                name = self._place(request, await self._nodes.some(), reasons)
+            try:
+                return await self._create_on(name, request, payload)
+            except AdmissionRefused as error:
+                reasons[name] = str(error)
+
+    def _place(self, request: CreateSandbox, nodes: tuple[NodeInfo, ...], reasons: dict[NodeName, str]) -> NodeName:
+        left = [node for node in able(nodes, request.spec) if node.name not in reasons]
+        if not left:
+            raise refused(reasons)
+        return choose(left, self._random)
+
+    async def _create_on(self, name: NodeName, request: CreateSandbox, payload: bytes) -> bytes:
+        self._nodes.remember_key(request.key, name)
+        peer = self._nodes.peer(name)
+        if peer is not None:
+            peer.placed(request.spec)
+        try:
+            return await _finished(await self._nodes.call(name, payload))
+        except BarchanError:
+            if peer is not None:
+                peer.not_placed(request.spec)
+            raise
+
+
+async def _finished(call: Call) -> bytes:
+    try:
+        return await call.answer
+    except asyncio.CancelledError:
+        call.abandon()
+        raise
+
+
+def _distinct(found: list[EnvironmentInfo]) -> list[EnvironmentInfo]:
+    """Each version once, however many nodes have it."""
+    return sorted({(e.name, e.version, e.digest): e for e in found}.values(), key=lambda e: (e.name, e.version))

@@ -1,0 +1,279 @@
+"""One sandbox's control groups: limits, counters, and ending everything in them.
+
+Functions take the group's directory; `Group` holds what must stay open while the sandbox lives. They work on a
+v1 directory, a v2 directory and one that is already gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from barchan.spec import Limits
+
+_PERIOD = 100_000
+"""Of the CPU quota, in µs."""
+_SHORTEST_QUOTA = 1_000
+_PAUSE = 0.001
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """What the limits did so far. Both counts only grow while the group lives."""
+
+    oom_kills: int
+    pids_max_hits: int
+    memory: int
+    """Bytes charged at the moment."""
+
+
+class Group:
+    """Open handles of one sandbox's groups. Closing it leaves the groups as they are."""
+
+    def __init__(
+        self, sandbox: str, unified: Path, v1: dict[str, Path], dir_fd: int, procs_fds: tuple[int, ...]
+    ) -> None:
+        self.id = sandbox
+        self.unified = unified
+        self.v1 = v1
+        self.dir_fd = dir_fd
+        """The cgroup2 directory, for CLONE_INTO_CGROUP."""
+        self.procs_fds = procs_fds
+        """cgroup.procs of each v1 group, for writing."""
+
+    @classmethod
+    def open(cls, sandbox: str, unified: Path, v1: dict[str, Path]) -> Group:
+        with contextlib.ExitStack() as undo:
+            dir_fd = os.open(unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            undo.callback(os.close, dir_fd)
+            procs: list[int] = []
+            for path in dict.fromkeys(v1.values()):
+                procs.append(os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                undo.callback(os.close, procs[-1])
+            undo.pop_all()
+        return cls(sandbox, unified, v1, dir_fd, tuple(procs))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        fds = (self.dir_fd, *self.procs_fds) if self.dir_fd >= 0 else ()
+        self.dir_fd, self.procs_fds = -1, ()
+        for fd in fds:
+            os.close(fd)
+
+    def kill(self) -> None:
+        """SIGKILL to every process, also against a fork race. Does not wait."""
+        kill(self.unified)
+
+    def empty(self) -> bool:
+        return empty(self.unified)
+
+    def wait_empty(self, timeout: float) -> bool:
+        """Whether the last process ended within `timeout` seconds."""
+        return wait_empty(self.unified, timeout)
+
+    def pids(self) -> tuple[int, ...]:
+        """Host ids of its processes, sub-groups included."""
+        return tuple(_pids(self.unified))
+
+    def remove(self, timeout: float = 5.0) -> None:
+        """Remove the groups and all sub-groups; idempotent. `TimeoutError` when processes stay."""
+        for path in (self.unified, *dict.fromkeys(self.v1.values())):
+            remove(path, timeout)
+
+    def counters(self) -> Counters:
+        memory = self.v1.get("memory")
+        return Counters(
+            oom_kills=_field(memory / "memory.oom_control" if memory else self.unified / "memory.events", "oom_kill"),
+            pids_max_hits=_field(self.v1.get("pids", self.unified) / "pids.events", "max"),
+            memory=int(_text(memory / "memory.usage_in_bytes" if memory else self.unified / "memory.current") or 0),
+        )
+
+
+def set_limit(controller: str, group: Path, limits: Limits, *, v1: bool) -> None:
+    """Write the limit of one controller."""
+    if controller == "pids":
+        _write(group / "pids.max", str(limits.pids))
+    elif controller == "cpu":
+        quota = max(int(limits.cpus * _PERIOD), _SHORTEST_QUOTA)
+        if v1:
+            _write(group / "cpu.cfs_period_us", str(_PERIOD))
+            _write(group / "cpu.cfs_quota_us", str(quota))
+        else:
+            _write(group / "cpu.max", f"{quota} {_PERIOD}")
+    elif v1:
+        _limit_memory_v1(group, str(limits.memory))
+    else:
+        _write(group / "memory.max", str(limits.memory))
+        _write_if_there(group / "memory.swap.max", "0")
+
+
+def _limit_memory_v1(group: Path, size: str) -> None:
+    """memsw (memory and swap together) must never be below the memory limit: the order depends on the old value."""
+    memory, both = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
+    try:
+        _write(memory, size)
+        _write_if_there(both, size)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        _write_if_there(both, size)
+        _write(memory, size)
+
+
+def kill(group: Path) -> None:
+    """SIGKILL to all in a group and its sub-groups; a group that is gone is fine."""
+    try:
+        _write(group / "cgroup.kill", "1")
+    except FileNotFoundError:
+        _kill_one_by_one(group)
+
+
+def _kill_one_by_one(group: Path) -> None:
+    """For v1, until a pass finds nothing new: a child forked during a pass is met by the next one."""
+    seen: set[int] = set()
+    while new := set(_pids(group)) - seen:
+        seen |= new
+        for pid in new:
+            _kill_pid(group, pid)
+
+
+def _kill_pid(group: Path, pid: int) -> None:
+    """The pid may be another process's by now: ask for its descriptor first, then whether it is still in the group."""
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            if pid in _pids(group):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+
+
+def empty(group: Path) -> bool:
+    """Whether no process is in a group or below it."""
+    try:
+        return _field(group / "cgroup.events", "populated") == 0
+    except FileNotFoundError:
+        return not any(True for _ in _pids(group))
+
+
+def wait_empty(group: Path, timeout: float) -> bool:
+    """Woken by the kernel through cgroup.events; v1 has no such file and is polled."""
+    end = time.monotonic() + timeout
+    try:
+        fd = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _poll_empty(group, end)
+    try:
+        watch = select.poll()
+        watch.register(fd, select.POLLPRI)
+        while b"populated 0" not in _pread(fd):
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            watch.poll(left * 1000)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _pread(fd: int) -> bytes:
+    """A group that was removed has no processes."""
+    try:
+        return os.pread(fd, 4096, 0)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return b"populated 0"
+
+
+def _poll_empty(group: Path, end: float) -> bool:
+    while not empty(group):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def end(group: Path, timeout: float) -> None:
+    """Kill, wait, remove. Idempotent."""
+    kill(group)
+    wait_empty(group, timeout)
+    remove(group, timeout)
+
+
+def remove(group: Path, timeout: float) -> None:
+    """Remove a group and its sub-groups, deepest first."""
+    limit = time.monotonic() + timeout
+    for path in _deepest_first(group):
+        _remove_one(path, limit)
+
+
+def _remove_one(path: Path, limit: float) -> None:
+    """An exiting process counts for a moment after it left cgroup.procs (v1): EBUSY is tried again."""
+    while True:
+        try:
+            return path.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            if time.monotonic() > limit:
+                raise TimeoutError(errno.ETIMEDOUT, f"{path} still holds processes or groups") from error
+        time.sleep(_PAUSE)
+
+
+def _deepest_first(group: Path) -> list[Path]:
+    return [Path(root) for root, _, _ in os.walk(group, topdown=False)]
+
+
+def _pids(group: Path) -> Iterator[int]:
+    for root, _, _ in os.walk(group):
+        for line in _text(Path(root) / "cgroup.procs").split():
+            yield int(line)
+
+
+def _text(path: Path) -> str:
+    """A group can vanish between any two calls (ENOENT), also while its file is open (ENODEV)."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return ""
+
+
+def _field(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _write(path: Path, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _write_if_there(path: Path, value: str) -> None:
+    """Swap accounting is an option of the kernel."""
+    with contextlib.suppress(FileNotFoundError):
+        _write(path, value)

@@ -1,0 +1,37 @@
+"""Facts about processes and the host, read from /proc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Memory(NamedTuple):
+    total: int
+    available: int
+    """Bytes."""
+
+
+def memory() -> Memory:
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return Memory(*(int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable")))
+
+
+def pids_free() -> int:
+    """Process ids left on the host. The tasks there are stand after the slash in loadavg's fourth field."""
+    tasks = int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
+    return int(Path("/proc/sys/kernel/pid_max").read_text()) - tasks
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks since boot when the process began; 0 when there is no such process or only its zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return 0 if fields[0] == b"Z" else int(fields[19])

@@ -1,0 +1,135 @@
+"""EROFS images from directory trees: the same tree gives the same bytes.
+
+The tree is surveyed first, so that what a layer must not hold is refused by name before anything is written. Times of
+files are kept (a fixed time would invalidate compiled Python modules, and 1970 breaks zip tools); the image's own time
+is that of its newest file, and its UUID is fixed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest, NodeStorageFull
+from barchan.spec import MIB
+
+_UUID = "00000000-0000-0000-0000-000000000000"
+_IDS = 65536
+_NODE_BYTES = 512
+"""Generous estimate of an inode with its directory entry, for the check of free space."""
+_SPARE = 64 * MIB
+_REASONS = {
+    stat.S_IFBLK: "is a block device",
+    stat.S_IFCHR: "is a character device",
+    stat.S_IFSOCK: "is a socket",
+}
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What a tree holds. `newest` is the latest modification time in whole seconds."""
+
+    entries: int
+    size: int
+    newest: int
+
+
+def build(source: Path, image: Path, *, epoch: int | None = None) -> Survey:
+    """Write the directory `source` as an uncompressed image to the new file `image`.
+
+    `epoch`: Unix seconds; later file times become this one, so that a tree unpacked anew gives the same image.
+    Raises `InvalidRequest` naming a file that no layer may hold, `NodeStorageFull`, `FeatureMissing`, `CreateFailed`.
+    """
+    seen = survey(source)
+    _check_room(image.parent, seen)
+    newest = seen.newest if epoch is None else min(seen.newest, epoch)
+    quiet = ("--quiet",) if "--quiet" in _help() else ()
+    command = ("mkfs.erofs", *quiet, "-U", _UUID, str(image), str(source))
+    done = subprocess.run(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SOURCE_DATE_EPOCH": str(newest)},
+    )
+    if done.returncode:
+        image.unlink(missing_ok=True)
+        raise _failed(source, done.stderr.decode(errors="replace").strip()[-2000:])
+    return seen
+
+
+def _failed(source: Path, said: str) -> CreateFailed | NodeStorageFull:
+    if "No space left" in said or "Error 28" in said:
+        return NodeStorageFull(f"no room to convert {source}: {said}", hint="free disk space", phase="convert")
+    return CreateFailed(f"mkfs.erofs failed on {source}: {said}", phase="convert")
+
+
+@functools.cache
+def _help() -> str:
+    """Versions differ in their options (1.5 in Debian 12, 1.8 in Debian 13)."""
+    try:
+        done = subprocess.run(("mkfs.erofs", "--help"), capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise FeatureMissing("mkfs.erofs is not installed", hint="install erofs-utils", phase="convert") from error
+    return (done.stdout + done.stderr).decode(errors="replace")
+
+
+def _check_room(where: Path, seen: Survey) -> None:
+    need = seen.size + seen.entries * _NODE_BYTES + _SPARE
+    free = shutil.disk_usage(where).free
+    if need > free:
+        raise NodeStorageFull(
+            f"the layer needs about {need // MIB} MiB, {free // MIB} MiB are free at {where}",
+            hint="free disk space or import less",
+            phase="convert",
+        )
+
+
+def survey(source: Path) -> Survey:
+    """Walk a tree without following links; `InvalidRequest` names the first file that no layer may hold."""
+    root = os.fsencode(source)
+    top = os.lstat(root)
+    if not stat.S_ISDIR(top.st_mode):
+        raise InvalidRequest(f"{source} is not a directory", field="source")
+    entries, size, newest = 1, 0, int(top.st_mtime)
+    for path, found in _walk(root):
+        if reason := _refused(found, top.st_dev):
+            raise InvalidRequest(f"{_shown(path, root)} {reason}", field="source", phase="convert")
+        entries += 1
+        size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+        newest = max(newest, int(found.st_mtime))
+    return Survey(entries, size, newest)
+
+
+def _walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
+    todo = [root]
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                found = entry.stat(follow_symlinks=False)
+                yield entry.path, found
+                if stat.S_ISDIR(found.st_mode):
+                    todo.append(entry.path)
+
+
+def _refused(found: os.stat_result, device: int) -> str | None:
+    kind = stat.S_IFMT(found.st_mode)
+    whiteout = kind == stat.S_IFCHR and found.st_rdev == 0
+    if kind in _REASONS and not whiteout:
+        return _REASONS[kind] + ", which no layer may hold"
+    if found.st_dev != device:
+        return "is on another file system (a mount in the tree?)"
+    if found.st_uid >= _IDS or found.st_gid >= _IDS:
+        return f"belongs to {found.st_uid}:{found.st_gid}; a layer holds ids below {_IDS}"
+    return None
+
+
+def _shown(path: bytes, root: bytes) -> str:
+    """Relative and escaped: names come from strangers."""
+    return repr(os.path.relpath(path, root))[1:]

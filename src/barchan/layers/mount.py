@@ -1,0 +1,150 @@
+"""Each layer mounted once per host, and handed out as detached clones of that one mount.
+
+    DATA/mnt/            private: what is mounted below does not propagate to other mount namespaces
+      lock               held while a layer is mounted or unmounted
+      <hex>/             the mount of the layer sha256:<hex>
+
+Two mounts of one image file would be two superblocks without a common page cache, so the mounts outlive the agent and
+are found again by their path. On kernels below 6.12 an image cannot be mounted from its file: a read-only loop device
+per layer stands between (`reduced`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from barchan.errors import FeatureMissing, LayerCorrupt, NodeError
+from barchan.kernel import loops, mounts, syscalls
+from barchan.layers import refs
+from barchan.layers.store import Layer, LayerStore
+
+_ATTRIBUTES = syscalls.ATTR_RDONLY | syscalls.ATTR_NODEV | syscalls.ATTR_NOSUID
+_DAMAGED = (errno.EINVAL, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EOPNOTSUPP)
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class LayerMounts:
+    """Mounts of the layers of one host. Several processes may use one directory at once."""
+
+    def __init__(self, root: Path, store: LayerStore, reduced: bool = False) -> None:
+        self.root = root
+        self._store = store
+        self._reduced = reduced
+
+    def prepare(self) -> None:
+        """Make the mount directory private. Idempotent; layers that are mounted already stay so."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            mounts.make_private(self.root)
+
+    def acquire(self, layer: Layer) -> int:
+        """A detached clone of the layer's mount; the caller closes it. The first use mounts the layer.
+
+        `LayerCorrupt` when its content is not what its digest says; nothing stays mounted then.
+        """
+        target = self.root / refs.hex_of(layer.digest)
+        fd = self._clone(target)
+        if fd is not None:
+            return fd
+        with self._locked():
+            if (fd := self._clone(target)) is None:
+                self._store.check(layer)
+                self._mount(layer, target)
+                fd = self._clone(target)
+        if fd is None:
+            raise NodeError(f"layer {layer.digest} was unmounted by someone else", phase="mount")
+        return fd
+
+    def _clone(self, target: Path) -> int | None:
+        """None when nothing is mounted there: asked of the clone itself, not of a table that may change."""
+        try:
+            fd = syscalls.open_tree(target, clone=True)
+        except FileNotFoundError:
+            return None
+        if syscalls.filesystem_magic(f"/proc/self/fd/{fd}") == syscalls.MAGIC_EROFS:
+            return fd
+        os.close(fd)
+        return None
+
+    def _mount(self, layer: Layer, target: Path) -> None:
+        target.mkdir(mode=0o700, exist_ok=True)
+        try:
+            with self._source(layer.path) as source:
+                fd = syscalls.new_mount("erofs", (("source", source), ("ro", None)), _ATTRIBUTES)
+            try:
+                syscalls.move_mount(fd, target)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            target.rmdir()
+            raise _typed(layer, error) from error
+
+    @contextmanager
+    def _source(self, path: Path) -> Iterator[str]:
+        if not self._reduced:
+            yield str(path)
+            return
+        with loops.attached(path, read_only=True) as device:
+            yield device
+
+    def mounted(self) -> frozenset[str]:
+        """Digests of the layers that are mounted."""
+        prefix = os.path.realpath(self.root) + "/"
+        names = (m.path.removeprefix(prefix) for m in mounts.current() if m.path.startswith(prefix))
+        return frozenset(f"sha256:{name}" for name in names if _HEX.fullmatch(name))
+
+    def close_unused(self, keep: Collection[str]) -> tuple[str, ...]:
+        """Unmount every layer whose digest is not in `keep`; returns what was unmounted.
+
+        A layer that sandboxes still use would get a second superblock when it is mounted again: keep those.
+        """
+        with self._locked():
+            gone = tuple(sorted(self.mounted() - set(keep)))
+            for digest in gone:
+                self._unmount(self.root / refs.hex_of(digest))
+        return gone
+
+    def _unmount(self, target: Path) -> None:
+        syscalls.unmount(target)
+        target.rmdir()
+
+    def unmount_all(self) -> None:
+        """Unmount the layers and the directory itself. Idempotent."""
+        if not self.root.is_dir():
+            return
+        self.close_unused(())
+        while mounts.top(self.root):
+            syscalls.unmount(self.root)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _typed(layer: Layer, error: OSError) -> NodeError:
+    if error.errno == errno.ENODEV:
+        return FeatureMissing(f"no EROFS in this kernel: {error}", hint="load the module erofs", phase="mount")
+    if error.errno == errno.ENOTBLK:
+        return FeatureMissing(
+            f"EROFS images cannot be mounted from files on {layer.path.parent}: {error}",
+            hint="put the data directory on ext4, xfs or btrfs, or set kernel = reduced",
+            phase="mount",
+        )
+    if error.errno in _DAMAGED:
+        return LayerCorrupt(
+            f"layer {layer.digest} does not mount: {error}",
+            hint="remove it with `barchan env rm` and import it again",
+            phase="mount",
+        )
+    return NodeError(f"layer {layer.digest} does not mount: {error}", phase="mount")

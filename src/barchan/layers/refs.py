@@ -1,0 +1,43 @@
+"""References to layers as people write them: `debian-12`, `debian-12@3`, `sha256:<64 hex digits>`. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from barchan.errors import InvalidRequest
+from barchan.spec import check_ref
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class Ref(msgspec.Struct, frozen=True):
+    """Either `digest`, or `name` with `version` ("" is the newest)."""
+
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return self.digest or self.name + (f"@{self.version}" if self.version else "")
+
+
+def parse(text: str, field: str = "environment") -> Ref:
+    """`InvalidRequest` names `field` when the text is no reference."""
+    check_ref(text, field)
+    if text.startswith("sha256:"):
+        return Ref(digest=text)
+    name, _, version = text.partition("@")
+    return Ref(name=name, version=version)
+
+
+def check_digest(text: str) -> str:
+    """The same digest; `InvalidRequest` when it is none."""
+    if not _DIGEST.fullmatch(text):
+        raise InvalidRequest(f"{text!r} is not a digest", field="digest", hint="use sha256:<64 hex digits>")
+    return text
+
+
+def hex_of(digest: str) -> str:
+    return check_digest(digest).removeprefix("sha256:")

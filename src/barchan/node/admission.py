@@ -1,0 +1,54 @@
+"""Whether this node takes one more sandbox: a pure decision over what is promised already."""
+
+from __future__ import annotations
+
+import msgspec
+
+from barchan.errors import AdmissionRefused
+from barchan.spec import MIB, Limits
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has and what it has promised. Bytes."""
+
+    sandboxes: int
+    most_sandboxes: int
+    memory: int
+    """That may be promised in all."""
+    memory_promised: int
+    memory_available: int
+    """Of the host, right now."""
+    disk: int
+    disk_promised: int
+    disk_free: int
+    """On the scratch volume, right now."""
+    pids_free: int
+    """Of the host."""
+
+
+RESERVE = 256 * MIB
+"""Memory and disk that stay free for the host and for what already runs."""
+
+
+def admit(room: Room, limits: Limits) -> None:
+    """Raises `AdmissionRefused` naming the resource that is short."""
+    if room.sandboxes >= room.most_sandboxes:
+        raise _refused("sandboxes", f"{room.sandboxes} of {room.most_sandboxes} in use")
+    if room.memory_promised + limits.memory > room.memory:
+        raise _refused("memory", f"{room.memory_promised} of {room.memory} bytes promised")
+    if room.memory_available < RESERVE:
+        raise _refused("memory", f"only {room.memory_available} bytes available on the host")
+    if room.disk_promised + limits.disk > room.disk:
+        raise _refused("disk", f"{room.disk_promised} of {room.disk} bytes promised")
+    if room.disk_free < min(RESERVE, room.disk // 16):
+        raise _refused("disk", f"only {room.disk_free} bytes free on the scratch volume")
+    if room.pids_free < 64:
+        raise _refused("pids", f"only {room.pids_free} process ids left on the host")
+
+
+def _refused(resource: str, why: str) -> AdmissionRefused:
+    return AdmissionRefused(
+        f"no room for another sandbox: {resource} ({why})",
+        field=f"limits.{resource}",
+        hint="stop sandboxes, lower the limits or try again later",
+    )

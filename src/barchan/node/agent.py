@@ -1,0 +1,306 @@
+"""The node agent: the sandboxes of one host, from request to removal.
+
+It decides by `machine` and `admission` (pure), acts through a backend, and keeps two durable things: the registry (what
+exists) and the recorder (what happened). It may be killed at any moment; `recovery` takes up what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from barchan import _version
+from barchan.backends.base import Backend, Launch
+from barchan.config import NodeConfig
+from barchan.errors import (
+    BarchanError,
+    Conflict,
+    CreateFailed,
+    NodeUnavailable,
+    NotSupported,
+    SandboxNotFound,
+    SandboxStopped,
+    SandboxUnavailable,
+)
+from barchan.kernel import processes
+from barchan.node.admission import Room, admit
+from barchan.node.info import describe, new_id
+from barchan.node.machine import Event, advance
+from barchan.node.recorder import Recorder
+from barchan.node.registry import Registry, SandboxRow
+from barchan.node.sandbox import LiveSandbox
+from barchan.spec import BackendName, Limits, NodeInfo, NodeName, SandboxInfo, SandboxSpec, SandboxState, check_spec
+from barchan.wire import messages as m
+
+logger = logging.getLogger(__name__)
+_CREATING: tuple[SandboxState, ...] = ("creating",)
+
+
+class Agent:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self, config: NodeConfig, registry: Registry, recorder: Recorder, backends: dict[BackendName, Backend]
+    ) -> None:
+        self.config = config
+        self.registry = registry
+        self.recorder = recorder
+        self.backends = backends
+        self.sandboxes: dict[str, LiveSandbox] = {}
+        self._creating: dict[str, asyncio.Task[SandboxInfo]] = {}
+        self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- verbs
+
+    async def create(self, request: m.CreateSandbox) -> SandboxInfo:
+        """Make a sandbox, or answer with the one that this key made. Returns when it answers."""
+        spec = check_spec(request.spec)
+        known = self.registry.by_key(request.key)
+        if known is None:
+            await self._backend(spec.backend).check(spec)
+            self._admit(spec.limits)
+        now = time.time()
+        id = new_id(self.config.name)
+        claim = await self.registry.claim(
+            id,
+            spec,
+            create_key=request.key,
+            uid_slot=self._free_slot(),
+            created=now,
+            expires=now + spec.lifetime,
+        )
+        row = claim.row
+        if claim.fresh:
+            self._creating[row.id] = self.spawn(self._make(row, spec))
+        task = self._creating.get(row.id)
+        return await asyncio.shield(task) if task is not None else self._as_created(row.id)
+
+    async def stop(self, id: str, reason: str = "stopped", event: Event = "stop") -> SandboxInfo:
+        """End it and remove everything of it. Idempotent."""
+        row = self._row(id)
+        if row.state in ("stopped", "failed") and id not in self._ending:
+            return describe(row)
+        if id not in self._ending:
+            self._ending[id] = self.spawn(self._end(row, event, reason))
+        return await asyncio.shield(self._ending[id])
+
+    def get(self, id: str) -> SandboxInfo:
+        return describe(self._row(id))
+
+    def list(self, labels: dict[str, str]) -> tuple[SandboxInfo, ...]:
+        """Live ones that carry all of `labels`."""
+        rows = self.registry.live()
+        return tuple(describe(row) for row in rows if labels.items() <= row.spec.labels.items())
+
+    async def renew(self, request: m.RenewSandbox) -> SandboxInfo:
+        row = self._row(request.sandbox)
+        self.live(row.id)
+        if request.idle_timeout is not None or request.lifetime is not None:
+            changed = {k: v for k in ("idle_timeout", "lifetime") if (v := getattr(request, k)) is not None}
+            spec = check_spec(_replace(row.spec, changed))
+            expires = time.time() + request.lifetime if request.lifetime is not None else row.expires
+            await self.registry.update(row.id, spec=spec, expires=expires)
+        return self.get(row.id)
+
+    def live(self, id: str) -> LiveSandbox:
+        """The sandbox, ready for an operation; counts as use. Raises a typed error when it is not."""
+        sandbox = self.sandboxes.get(id)
+        if sandbox is not None:
+            self.registry.touch(id, time.time())
+            return sandbox
+        row = self._row(id)
+        if row.state == "failed":
+            raise SandboxUnavailable(f"sandbox {id} failed: {row.reason}")
+        if row.state in ("stopping", "stopped"):
+            raise SandboxStopped(f"sandbox {id} is {row.state}: {row.reason}")
+        raise SandboxUnavailable(f"sandbox {id} is {row.state}", hint="wait until it is ready")
+
+    def node_info(self) -> NodeInfo:
+        backend = next(iter(self.backends.values()))
+        room = self._room()
+        return NodeInfo(
+            name=NodeName(self.config.name),
+            backends=tuple(self.backends),
+            kernel="reduced" if backend.abilities.kernel == "reduced" else "full",
+            sandboxes=room.sandboxes,
+            capacity=room.most_sandboxes,
+            memory_total=room.memory,
+            memory_promised=room.memory_promised,
+            disk_total=room.disk,
+            disk_promised=room.disk_promised,
+            version=_version.__version__,
+            notes=backend.abilities.notes,
+        )
+
+    def hello(self) -> m.Hello:
+        rows = self.registry.live()
+        keys = {row.create_key: row.id for row in rows if row.create_key}
+        return m.Hello(info=self.node_info(), sandboxes=tuple(row.id for row in rows), create_keys=keys)
+
+    async def environments(self) -> tuple[m.EnvironmentInfo, ...]:
+        return await next(iter(self.backends.values())).environments()
+
+    def abandon(self, key: str) -> None:
+        """Whoever asked for this sandbox does not want it any more."""
+        row = self.registry.by_key(key)
+        if row is not None:
+            self.spawn(self.stop(row.id, "its creation was cancelled"))
+
+    async def close(self) -> None:
+        """Let go of every sandbox; they go on running."""
+        for id in list(self.sandboxes):
+            self._forget(id, NodeUnavailable("the node agent is ending"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- making
+
+    async def _make(self, row: SandboxRow, spec: SandboxSpec) -> SandboxInfo:
+        began = time.perf_counter()
+        backend = self._backend(spec.backend)
+        try:
+            recorded = asyncio.ensure_future(self.recorder.create(row.id, spec, row.create_key))
+            try:
+                running = await backend.create(Launch(id=row.id, spec=spec, uid_slot=row.uid_slot))
+            finally:
+                await recorded
+            sandbox = LiveSandbox(row.id, spec, spec.secrets, backend, self.recorder, self.broken)
+            backend.watch(row.id, lambda reason: self.broken(row.id, reason))
+            await sandbox.connect()
+            ready_ms = (time.perf_counter() - began) * 1000
+            self.sandboxes[row.id] = sandbox
+            await self.registry.update(
+                row.id,
+                when=_CREATING,
+                state=advance("creating", "ready").state,
+                pid=running.pid,
+                pid_start=running.pid_start,
+                boot=processes.boot_id(),
+                ready_ms=ready_ms,
+                last_used=time.time(),
+            )
+        except Conflict:
+            return await self._stopped_while_creating(row.id)
+        except (BarchanError, OSError) as error:
+            raise await self._failed(row, error) from error
+        finally:
+            self._creating.pop(row.id, None)
+        return self.get(row.id)
+
+    async def _failed(self, row: SandboxRow, error: Exception) -> BarchanError:
+        """Remove what was made and say so in the registry. Returns the error for the caller."""
+        typed = error if isinstance(error, BarchanError) else CreateFailed(str(error))
+        self._forget(row.id, typed)
+        await self._backend(row.spec.backend).destroy(row.id)
+        await self.registry.update(row.id, state="failed", reason=str(typed))
+        await self.recorder.stop(row.id, str(typed))
+        self.recorder.forget(row.id)
+        return typed
+
+    async def _stopped_while_creating(self, id: str) -> SandboxInfo:
+        row = self._row(id)
+        raise SandboxStopped(f"sandbox {id} was stopped while it was being created: {row.reason}")
+
+    def _as_created(self, id: str) -> SandboxInfo:
+        """The answer to a repeated create key."""
+        row = self._row(id)
+        if row.state == "failed":
+            raise CreateFailed(f"sandbox {id} could not be created: {row.reason}", hint="use a new key to try again")
+        return describe(row)
+
+    # --- ending
+
+    def broken(self, id: str, reason: str) -> None:
+        """Its first process died or its guest cannot be trusted: it ends as failed."""
+        if id in self.sandboxes and id not in self._ending:
+            logger.warning("sandbox %s failed: %s", id, reason)
+            self._ending[id] = self.spawn(self._end(self._row(id), "lost", reason))
+
+    async def _end(self, row: SandboxRow, event: Event, reason: str) -> SandboxInfo:
+        try:
+            step = advance(self._row(row.id).state, event)
+            if step.action != "remove":
+                return self.get(row.id)
+            await self.registry.update(row.id, state="stopping", reason=reason)
+            if (creating := self._creating.get(row.id)) is not None:
+                await asyncio.wait([creating])
+            failed = step.state == "failed"
+            error = (SandboxUnavailable if failed else SandboxStopped)(f"sandbox {row.id}: {reason}")
+            sandbox = self._forget(row.id, error)
+            await self._backend(row.spec.backend).destroy(row.id)
+            if sandbox is not None:
+                await sandbox.give_up_all(error)
+            await self.recorder.stop(row.id, reason)
+            await self.registry.update(row.id, state="failed" if failed else "stopped", reason=reason)
+            self.recorder.forget(row.id)
+            return self.get(row.id)
+        finally:
+            self._ending.pop(row.id, None)
+
+    def _forget(self, id: str, error: BarchanError) -> LiveSandbox | None:
+        sandbox = self.sandboxes.pop(id, None)
+        if sandbox is not None:
+            sandbox.close(error)
+        return sandbox
+
+    # --- small things
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that the agent keeps alive and whose failure is never silent."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BarchanError):
+            logger.error("background work failed", exc_info=error)
+
+    def _row(self, id: str) -> SandboxRow:
+        row = self.registry.get(id)
+        if row is None:
+            raise SandboxNotFound(f"no sandbox {id}", field="sandbox")
+        return row
+
+    def _backend(self, name: BackendName) -> Backend:
+        backend = self.backends.get(name)
+        if backend is None:
+            raise NotSupported(
+                f"this node has no {name} backend", field="backend", hint=f"it has: {', '.join(self.backends)}"
+            )
+        return backend
+
+    def _free_slot(self) -> int:
+        used = {row.uid_slot for row in self.registry.live()}
+        return next(slot for slot in range(len(used) + 1) if slot not in used)
+
+    def _admit(self, limits: Limits) -> None:
+        admit(self._room(), limits)
+
+    def _room(self) -> Room:
+        live = self.registry.live()
+        memory = processes.memory()
+        space = next(iter(self.backends.values())).space()
+        return Room(
+            sandboxes=len(live),
+            most_sandboxes=self.config.max_sandboxes,
+            memory=int(memory.total * self.config.memory_share * self.config.memory_overcommit),
+            memory_promised=sum(row.spec.limits.memory for row in live),
+            memory_available=memory.available,
+            disk=int(space.size * self.config.disk_overcommit),
+            disk_promised=sum(row.spec.limits.disk for row in live),
+            disk_free=space.free,
+            pids_free=processes.pids_free(),
+        )
+
+
+def _replace(spec: SandboxSpec, changes: dict[str, float]) -> SandboxSpec:
+    return msgspec.structs.replace(spec, **changes)

@@ -1,0 +1,125 @@
+"""The link to one guest: dial, greet, send operations, deliver their frames. Survives hang-ups by dialling again.
+
+The guest is hostile. Whatever breaks the protocol ends the connection with `ProtocolError`; the sandbox then counts as
+failed. All methods belong to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from barchan.errors import ProtocolError, SandboxUnavailable
+from barchan.wire import guest
+from barchan.wire.frames import Frame, FrameReader, FrameType, encode
+
+FrameSink = Callable[[Frame], None]
+GREETING_SECONDS = 10.0
+_FOR_OPERATIONS = frozenset(
+    (FrameType.STARTED, FrameType.DATA, FrameType.EOF, FrameType.CREDIT, FrameType.DONE, FrameType.REFUSED)
+)
+
+
+class GuestChannel(asyncio.Protocol):
+    """One connection. `greeted` resolves to the guest's WELCOME; `on_lost` is called once when it ends."""
+
+    def __init__(self, on_lost: Callable[[GuestChannel, Exception], None]) -> None:
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._sinks: dict[int, FrameSink] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._next_ping = 0
+        self._fault: Exception | None = None
+        self.greeted: asyncio.Future[guest.Welcome] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(guest.hello())
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame)
+        except ProtocolError as error:
+            self._fault = error
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        error = self._fault or exc or SandboxUnavailable("the guest hung up")
+        if not self.greeted.done():
+            self.greeted.set_exception(SandboxUnavailable(f"no greeting from the guest: {error}"))
+            self.greeted.exception()
+        for ping in self._pings.values():
+            ping.cancel()
+        self._on_lost(self, error)
+
+    async def greet(self) -> guest.Welcome:
+        """Wait for the WELCOME. Raises `SandboxUnavailable`."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.greeted), GREETING_SECONDS)
+        except TimeoutError as error:
+            raise SandboxUnavailable("the guest does not answer", phase="greet") from error
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None
+
+    def send(self, data: bytes) -> None:
+        """Frames for the guest. Dropped when the connection is gone; `on_lost` has said so."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def send_frame(self, type_: int, op: int, payload: bytes = b"", stream: int = 0) -> None:
+        self.send(encode(type_, op, payload, stream))
+
+    def listen(self, op: int, sink: FrameSink) -> None:
+        """Deliver the frames of an operation."""
+        self._sinks[op] = sink
+
+    def release(self, op: int) -> None:
+        """The result is recorded: the guest may drop the operation."""
+        if self._sinks.pop(op, None) is not None:
+            self.send_frame(FrameType.FORGET, op)
+
+    async def ping(self, seconds: float) -> None:
+        """Raises `SandboxUnavailable` when the guest does not answer in time."""
+        self._next_ping += 1
+        number = self._next_ping
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pings[number] = answer
+        self.send_frame(FrameType.PING, number)
+        try:
+            await asyncio.wait_for(answer, seconds)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            raise SandboxUnavailable("the guest does not answer", phase="ping") from error
+        finally:
+            self._pings.pop(number, None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.type == FrameType.WELCOME:
+            self._welcome(frame)
+        elif frame.type == FrameType.PONG:
+            waiter = self._pings.get(frame.id)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        elif frame.type in _FOR_OPERATIONS:
+            sink = self._sinks.get(frame.id)
+            if sink is not None:
+                sink(frame)
+        else:
+            raise ProtocolError(f"the guest sent a frame of type {frame.type:#x}")
+
+    def _welcome(self, frame: Frame) -> None:
+        if self.greeted.done():
+            raise ProtocolError("the guest greeted twice")
+        welcome = guest.decode_welcome(frame.payload)
+        if not guest.VERSION_OLDEST <= welcome.version <= guest.VERSION_NEWEST:
+            raise ProtocolError(f"the guest speaks protocol {welcome.version}")
+        self.greeted.set_result(welcome)

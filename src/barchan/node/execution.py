@@ -1,0 +1,342 @@
+"""One running command on the node: guest on one side, recorder and callers on the other.
+
+    guest ──DATA──▶ recorder (write) ──▶ ACK        callers: live bytes at once, older ones from the log
+    guest ──DONE──▶ recorder (sync)  ──▶ FORGET, REPLY to every caller
+
+Bytes go to callers before they are recorded (the guest keeps them until the ACK, so a restarted agent delivers the
+same ones); the result only after it is durable. The guest gets credit as far as the fastest attached caller takes
+bytes, or a fixed window beyond what is recorded when nobody is attached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from barchan.errors import BarchanError, InternalError, ProtocolError
+from barchan.node.channel import GuestChannel
+from barchan.node.recorder import Recorder
+from barchan.spec import ExecResult
+from barchan.wire import guest
+from barchan.wire.frames import (
+    STDERR,
+    STDIN,
+    STDOUT,
+    U64,
+    Frame,
+    FrameType,
+    decode_data,
+    decode_eof,
+    decode_u64,
+    encode_credit,
+    encode_data,
+    encode_eof,
+)
+from barchan.wire.streams import WINDOW
+
+OUTPUTS = (STDOUT, STDERR)
+
+
+class Caller(Protocol):
+    """The call side of an exec, as `wire.link.Incoming` is."""
+
+    def send_data(self, stream: int, offset: int, data: bytes | memoryview) -> None: ...
+    def send_eof(self, stream: int, total: int, dropped: int = 0) -> None: ...
+    def credit(self, stream: int, limit: int) -> None: ...
+
+
+class Reader:
+    """One caller's place in one output stream."""
+
+    def __init__(self, caller: Caller, stream: int, offset: int) -> None:
+        self.caller = caller
+        self.stream = stream
+        self.offset = offset
+        self.limit = offset
+        self.catching_up: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+
+    def offer(self, offset: int, data: bytes) -> bool:
+        """Send `data` if it is exactly what comes next and fits the credit."""
+        if self.catching_up is not None or offset != self.offset or self.limit < offset + len(data):
+            return False
+        self.caller.send_data(self.stream, offset, data)
+        self.offset += len(data)
+        return True
+
+    def end(self, total: int, dropped: int) -> None:
+        if not self.ended.is_set():
+            self.ended.set()
+            self.caller.send_eof(self.stream, total, dropped)
+
+
+class Output:
+    """One output stream of the command."""
+
+    def __init__(self, stream: int, recorded: int = 0) -> None:
+        self.stream = stream
+        self.received = recorded
+        """Bytes that came from the guest."""
+        self.recorded = recorded
+        self.granted = 0
+        self.readers: list[Reader] = []
+        self.eof: tuple[int, int] | None = None
+
+    def wanted(self) -> int:
+        """How far the guest may send: what a caller takes, or a window beyond what is recorded."""
+        if self.readers:
+            return max(reader.limit for reader in self.readers)
+        return self.recorded + WINDOW
+
+
+class Execution:
+    """A command from its intent to its durable result. Made by `Executions`, one per operation id."""
+
+    def __init__(
+        self,
+        sandbox: str,
+        id: str,
+        seq: int,
+        recorder: Recorder,
+        conclude: Callable[[guest.Done, Execution], Awaitable[ExecResult]],
+    ) -> None:
+        self.sandbox = sandbox
+        self.id = id
+        self.seq = seq
+        self.pid = 0
+        self.taken = 0
+        """Input bytes the guest took: where a caller that comes back begins."""
+        self.input_limit = 0
+        self._recorder = recorder
+        self._conclude = conclude
+        self._channel: GuestChannel | None = None
+        self.outputs = {stream: Output(stream) for stream in OUTPUTS}
+        self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+        self._callers: list[Caller] = []
+        self._writes: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_log(cls, sandbox: str, result: ExecResult, recorder: Recorder) -> Execution:
+        """A command that ended: callers get its output from the log and its result."""
+
+        async def never(done: guest.Done, execution: Execution) -> ExecResult:
+            raise InternalError("this command has ended")
+
+        ended = cls(sandbox, result.id, 0, recorder, never)
+        totals = ((result.stdout_bytes, result.stdout_dropped), (result.stderr_bytes, result.stderr_dropped))
+        for output, (total, dropped) in zip(ended.outputs.values(), totals, strict=True):
+            output.received = output.recorded = total - dropped
+            output.eof = (total, dropped)
+        ended.started.set_result(0)
+        ended.result.set_result(result)
+        return ended
+
+    # --- guest side
+
+    def take_up(self, op: guest.KnownOp, stdout: int, stderr: int) -> None:
+        """After a restart of the agent: what is recorded already, and what the guest has taken."""
+        self.taken, self.pid = op.taken, op.pid
+        for output, recorded in zip(self.outputs.values(), (stdout, stderr), strict=True):
+            output.recorded = max(output.recorded, recorded)
+        self._on_started(op.pid)
+
+    def bind(self, channel: GuestChannel) -> None:
+        """Listen on a (new) connection and give credit on it."""
+        self._channel = channel
+        channel.listen(self.seq, self.on_guest)
+        for output in self.outputs.values():
+            output.granted = 0
+            output.received = output.recorded
+            if output.recorded:
+                channel.send_frame(FrameType.ACK, self.seq, U64.pack(output.recorded), output.stream)
+            self._grant(output)
+
+    def on_guest(self, frame: Frame) -> None:
+        if frame.type == FrameType.DATA:
+            self._on_data(frame)
+        elif frame.type == FrameType.EOF:
+            self._on_eof(frame)
+        elif frame.type == FrameType.CREDIT:
+            self._on_input_credit(decode_u64(frame.payload))
+        elif frame.type == FrameType.STARTED:
+            self._on_started(int.from_bytes(frame.payload[:4], "little"))
+        elif frame.type == FrameType.DONE:
+            self._on_done(guest.decode_done(frame.payload))
+        elif frame.type == FrameType.REFUSED:
+            _, text = guest.decode_refused(frame.payload)
+            self.fail(InternalError(f"the guest refused the command: {text[:200]!r}"))
+
+    def fail(self, error: BarchanError) -> None:
+        """There will be no result: everybody waiting gets `error`."""
+        for future in (self.started, self.result):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+
+    def _on_started(self, pid: int) -> None:
+        self.pid = pid
+        if not self.started.done():
+            self.started.set_result(pid)
+
+    def _on_data(self, frame: Frame) -> None:
+        output = self._output(frame.stream)
+        offset, data = decode_data(frame.payload)
+        if offset > output.received or offset + len(data) > output.granted or output.eof is not None:
+            raise ProtocolError("the guest sent output out of turn")
+        data = data[output.received - offset :]
+        if not data:
+            return
+        offset = output.received
+        output.received += len(data)
+        for reader in output.readers:
+            reader.offer(offset, data)
+        self._write(self._record(output, offset, data))
+
+    async def _record(self, output: Output, offset: int, data: bytes) -> None:
+        output.recorded = await self._recorder.output(self.sandbox, self.id, output.stream, offset, data)
+        if self._channel is not None:
+            self._channel.send_frame(FrameType.ACK, self.seq, U64.pack(output.recorded), output.stream)
+        for reader in output.readers:
+            self._catch_up(output, reader)
+        self._grant(output)
+
+    def _on_eof(self, frame: Frame) -> None:
+        output = self._output(frame.stream)
+        total, dropped = decode_eof(frame.payload)
+        if total - dropped != output.received:
+            raise ProtocolError("the guest ended a stream at the wrong place")
+        output.eof = (total, dropped)
+        for reader in output.readers:
+            self._finish(output, reader)
+
+    def _on_done(self, done: guest.Done) -> None:
+        if self._ending is None:
+            if any(output.eof is None for output in self.outputs.values()):
+                raise ProtocolError("the guest ended a command before its output")
+            self._ending = asyncio.get_running_loop().create_task(self._end(done))
+
+    async def _end(self, done: guest.Done) -> None:
+        try:
+            if self._writes:
+                await asyncio.gather(*self._writes)
+            result = await self._conclude(done, self)
+        except BarchanError as error:
+            self.fail(error)
+            return
+        if not self.started.done():
+            self.started.set_result(self.pid)
+        if not self.result.done():
+            self.result.set_result(result)
+        if self._channel is not None:
+            self._channel.release(self.seq)
+
+    def _output(self, stream: int) -> Output:
+        if stream not in self.outputs:
+            raise ProtocolError(f"the guest used stream {stream}")
+        return self.outputs[stream]
+
+    def _grant(self, output: Output) -> None:
+        limit = output.wanted()
+        if limit > output.granted and self._channel is not None:
+            output.granted = limit
+            self._channel.send(encode_credit(self.seq, output.stream, limit))
+
+    def _write(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._writes.add(task)
+        task.add_done_callback(self._written)
+
+    def _written(self, task: asyncio.Future[None]) -> None:
+        self._writes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error if isinstance(error, BarchanError) else InternalError(f"recording failed: {error}"))
+
+    # --- caller side
+
+    def attach(self, caller: Caller, offsets: tuple[int, int]) -> tuple[Reader, Reader]:
+        """Add a caller from the given output offsets. It gets bytes once it gives credit."""
+        readers = (Reader(caller, STDOUT, offsets[0]), Reader(caller, STDERR, offsets[1]))
+        for reader in readers:
+            output = self.outputs[reader.stream]
+            reader.limit = reader.offset
+            output.readers.append(reader)
+            self._finish(output, reader)
+        self._callers.append(caller)
+        if self.input_limit:
+            caller.credit(STDIN, self.input_limit)
+        return readers
+
+    def detach(self, caller: Caller) -> None:
+        """The caller is gone; the command goes on."""
+        if caller in self._callers:
+            self._callers.remove(caller)
+        for output in self.outputs.values():
+            for reader in output.readers:
+                if reader.caller is caller and reader.catching_up is not None:
+                    reader.catching_up.cancel()
+            output.readers = [reader for reader in output.readers if reader.caller is not caller]
+            self._grant(output)
+
+    def take_credit(self, reader: Reader, limit: int) -> None:
+        if limit > reader.limit:
+            reader.limit = limit
+            output = self.outputs[reader.stream]
+            self._catch_up(output, reader)
+            self._grant(output)
+
+    async def take_input(self, offset: int, data: bytes) -> None:
+        """Input from the caller: recorded, then handed to the guest."""
+        await self._recorder.input(self.sandbox, self.id, offset, data)
+        if self._channel is not None:
+            self._channel.send(encode_data(self.seq, STDIN, offset, data))
+
+    async def end_input(self, total: int) -> None:
+        await self._recorder.input_end(self.sandbox, self.id, total)
+        if self._channel is not None:
+            self._channel.send(encode_eof(self.seq, STDIN, total))
+
+    async def signal(self, number: int, everyone: bool) -> None:
+        await self._recorder.signal(self.sandbox, self.id, number, everyone)
+        if self._channel is not None:
+            self._channel.send(guest.signal(self.seq, number, everyone))
+
+    def cancel(self) -> None:
+        if self._channel is not None:
+            self._channel.send_frame(FrameType.CANCEL, self.seq)
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._callers)
+
+    def _on_input_credit(self, limit: int) -> None:
+        if limit > self.input_limit:
+            self.input_limit = limit
+            for caller in self._callers:
+                caller.credit(STDIN, limit)
+
+    def _catch_up(self, output: Output, reader: Reader) -> None:
+        """Send from the log what the reader missed, as far as its credit goes."""
+        if reader.catching_up is None and reader.offset < min(output.recorded, reader.limit):
+            reader.catching_up = asyncio.get_running_loop().create_task(self._replay(output, reader))
+        else:
+            self._finish(output, reader)
+
+    async def _replay(self, output: Output, reader: Reader) -> None:
+        try:
+            while reader.offset < (end := min(output.recorded, reader.limit)):
+                async for data in self._recorder.read_output(self.sandbox, self.id, output.stream, reader.offset):
+                    piece = data[: end - reader.offset]
+                    reader.caller.send_data(output.stream, reader.offset, piece)
+                    reader.offset += len(piece)
+                    if reader.offset >= end:
+                        break
+        finally:
+            reader.catching_up = None
+        self._finish(output, reader)
+
+    def _finish(self, output: Output, reader: Reader) -> None:
+        if output.eof is not None and reader.catching_up is None and reader.offset == output.eof[0] - output.eof[1]:
+            reader.end(*output.eof)

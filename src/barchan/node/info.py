@@ -1,0 +1,35 @@
+"""Sandbox ids, and what a node tells of its sandboxes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from barchan.node.registry import SandboxRow
+from barchan.spec import SandboxId, SandboxInfo
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_id(node: str) -> str:
+    """`<node>-<unique>`: 48 bits of milliseconds and 50 random ones, so that ids sort by time."""
+    number = (time.time_ns() // 1_000_000 & (1 << 50) - 1) << 50 | secrets.randbits(50)
+    digits = "".join(_ALPHABET[number >> shift & 31] for shift in range(95, -1, -5))
+    return f"{node}-{digits}"
+
+
+def describe(row: SandboxRow) -> SandboxInfo:
+    return SandboxInfo(
+        id=SandboxId(row.id),
+        state=row.state,
+        backend=row.spec.backend,
+        environment=row.spec.environment,
+        limits=row.spec.limits,
+        labels=row.spec.labels,
+        created=row.created,
+        last_used=row.last_used,
+        expires=row.expires,
+        pid=row.pid if row.state == "ready" else 0,
+        ready_ms=row.ready_ms,
+        reason=row.reason,
+    )

@@ -1,0 +1,46 @@
+"""The life of a sandbox as a pure state machine: an event in, the next state and what to do out.
+
+    creating ──ready──▶ ready ──stop, expired──▶ stopping ──cleaned──▶ stopped
+        │                 │                          ▲
+        └──failed──▶ ┐    └──lost──▶ (remove) ───────┘ (ends as failed)
+        └──stop───▶ stopping
+
+Every state change is durable before anybody is told. Events that a state does not know change nothing: stopping twice,
+losing what is being stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from barchan.spec import SandboxState
+
+Event = Literal["ready", "failed", "stop", "expired", "lost", "cleaned", "agent_restarted"]
+Action = Literal["none", "remove", "tell_ready", "tell_ended", "adopt"]
+
+
+class Step(NamedTuple):
+    state: SandboxState
+    action: Action
+
+
+_TABLE: dict[tuple[SandboxState, Event], Step] = {
+    ("creating", "ready"): Step("ready", "tell_ready"),
+    ("creating", "failed"): Step("failed", "remove"),
+    ("creating", "stop"): Step("stopping", "remove"),
+    ("creating", "expired"): Step("stopping", "remove"),
+    ("creating", "lost"): Step("failed", "remove"),
+    ("creating", "agent_restarted"): Step("failed", "remove"),
+    ("ready", "stop"): Step("stopping", "remove"),
+    ("ready", "expired"): Step("stopping", "remove"),
+    ("ready", "lost"): Step("failed", "remove"),
+    ("ready", "agent_restarted"): Step("ready", "adopt"),
+    ("stopping", "cleaned"): Step("stopped", "tell_ended"),
+    ("stopping", "agent_restarted"): Step("stopping", "remove"),
+    ("failed", "cleaned"): Step("failed", "tell_ended"),
+}
+
+
+def advance(state: SandboxState, event: Event) -> Step:
+    """The state after `event` and the one thing to do about it."""
+    return _TABLE.get((state, event), Step(state, "none"))

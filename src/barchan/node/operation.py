@@ -1,0 +1,145 @@
+"""One guest operation that is no command (files, processes): its streams are passed through, its result is a detail.
+
+Unlike a command it is not taken up again after the node agent died: the guest is told to cancel it, and the caller
+sends it again (writes appear whole or not at all).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+from typing import Protocol
+
+from barchan.errors import (
+    BarchanError,
+    FileAlreadyExists,
+    FileDenied,
+    FileFailure,
+    FileIsDirectory,
+    FileMissing,
+    FileNotDirectory,
+    InvalidRequest,
+    ProtocolError,
+    SandboxDiskFull,
+    SandboxUnavailable,
+    UserNotFound,
+)
+from barchan.node.channel import GuestChannel
+from barchan.wire import guest
+from barchan.wire.frames import STDIN, STDOUT, U64, Frame, FrameType, decode_data, decode_eof, decode_u64
+
+_ERRNO: dict[int, type[BarchanError]] = {
+    errno.ENOENT: FileMissing,
+    errno.EACCES: FileDenied,
+    errno.EPERM: FileDenied,
+    errno.EROFS: FileDenied,
+    errno.EEXIST: FileAlreadyExists,
+    errno.EISDIR: FileIsDirectory,
+    errno.ENOTDIR: FileNotDirectory,
+    errno.ENOSPC: SandboxDiskFull,
+    errno.EDQUOT: SandboxDiskFull,
+}
+
+
+class Caller(Protocol):
+    def send_frame(self, type_: int, payload: bytes, stream: int = 0) -> None: ...
+
+
+def file_error(code: int, step: str, path: bytes) -> BarchanError:
+    """The typed error for a guest's errno."""
+    name = path.decode(errors="replace")
+    if step == "user":
+        return UserNotFound("the sandbox has no such user", field="user")
+    cls = _ERRNO.get(code, FileFailure)
+    return cls(f"{name}: {os.strerror(code).lower()}", phase=step, field="path")
+
+
+class Operation:
+    """Bind it to a channel, feed it the caller's frames, await `detail`."""
+
+    def __init__(self, path: bytes, caller: Caller) -> None:
+        self.path = path
+        self.size = 0
+        """Input bytes passed on."""
+        self.detail: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._caller = caller
+        self._hash = hashlib.sha256()
+        self._channel: GuestChannel | None = None
+        self._op = 0
+        self._early: list[Frame] = []
+
+    @property
+    def digest(self) -> bytes:
+        """Of the input."""
+        return self._hash.digest()
+
+    def begin(self, channel: GuestChannel, op: int, start: bytes) -> None:
+        """Send the START and what the caller sent meanwhile."""
+        self._channel, self._op = channel, op
+        channel.listen(op, self.on_guest)
+        channel.send(start)
+        for frame in self._early:
+            self.on_caller(frame)
+        self._early.clear()
+
+    def on_caller(self, frame: Frame) -> None:
+        """DATA, EOF of stream 0 and CREDIT of stream 1 from the caller."""
+        if self._channel is None:
+            if len(self._early) >= 64:
+                raise InvalidRequest("too many frames before the operation began")
+            self._early.append(frame)
+        elif frame.type == FrameType.DATA and frame.stream == STDIN:
+            _, data = decode_data(frame.payload)
+            self._hash.update(data)
+            self.size += len(data)
+            self._channel.send_frame(FrameType.DATA, self._op, frame.payload, STDIN)
+        elif frame.type in (FrameType.EOF, FrameType.CREDIT):
+            self._channel.send_frame(frame.type, self._op, frame.payload, frame.stream)
+
+    def on_guest(self, frame: Frame) -> None:
+        if frame.type == FrameType.DATA:
+            offset, data = decode_data(frame.payload)
+            self._caller.send_frame(FrameType.DATA, frame.payload, STDOUT)
+            self._acknowledge(frame.stream, offset + len(data))
+        elif frame.type == FrameType.EOF:
+            decode_eof(frame.payload)
+            if frame.stream == STDOUT:
+                self._caller.send_frame(FrameType.EOF, frame.payload, STDOUT)
+        elif frame.type == FrameType.CREDIT:
+            decode_u64(frame.payload)
+            self._caller.send_frame(FrameType.CREDIT, frame.payload, STDIN)
+        elif frame.type == FrameType.DONE:
+            self._done(guest.decode_done(frame.payload))
+        elif frame.type == FrameType.REFUSED:
+            _, text = guest.decode_refused(frame.payload)
+            self.fail(InvalidRequest(f"the sandbox refused the request: {text[:200]!r}"))
+
+    def fail(self, error: BarchanError) -> None:
+        if not self.detail.done():
+            self.detail.set_exception(error)
+            self.detail.exception()
+
+    def cancel(self) -> None:
+        """The caller gave up."""
+        if self._channel is not None:
+            self._channel.send_frame(FrameType.CANCEL, self._op)
+
+    def _acknowledge(self, stream: int, offset: int) -> None:
+        if stream != STDOUT:
+            raise ProtocolError(f"the guest used stream {stream} of a file operation")
+        if self._channel is not None:
+            self._channel.send_frame(FrameType.ACK, self._op, U64.pack(offset), stream)
+
+    def _done(self, done: guest.Done) -> None:
+        if self._channel is not None:
+            self._channel.release(self._op)
+        if self.detail.done():
+            return
+        if done.outcome == guest.GuestOutcome.EXITED:
+            self.detail.set_result(done.detail)
+        elif done.outcome == guest.GuestOutcome.CANCELLED:
+            self.fail(SandboxUnavailable("the operation was cancelled"))
+        else:
+            self.fail(file_error(done.code, done.detail.decode(errors="replace"), self.path))

@@ -1,0 +1,89 @@
+"""From what the guest says of an ended command to its result: pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+from barchan.errors import BarchanError, FileMissing, InvalidRequest, SandboxUnavailable, UserNotFound
+from barchan.spec import ExecId, ExecResult, LimitName, Outcome
+from barchan.wire.guest import Done, GuestOutcome
+
+_SIGKILL = 9
+
+
+class Ended(NamedTuple):
+    """How it ended, without the figures."""
+
+    outcome: Outcome
+    exit_code: int | None
+    signal: int | None = None
+    error: BarchanError | None = None
+
+
+def ended(done: Done) -> Ended:
+    if done.outcome == GuestOutcome.EXITED:
+        return Ended("exited", done.code & 0xFF)
+    if done.outcome == GuestOutcome.SIGNALED:
+        return Ended("signaled", 128 + done.code, done.code)
+    if done.outcome == GuestOutcome.TIMED_OUT:
+        return Ended("timed_out", None)
+    if done.outcome == GuestOutcome.CANCELLED:
+        return Ended("cancelled", None)
+    return _not_started(done.code, done.detail.decode(errors="replace"))
+
+
+def _not_started(code: int, step: str) -> Ended:
+    text = os.strerror(code).lower()
+    if step == "user":
+        return Ended("failed", None, error=UserNotFound("the sandbox has no such user", field="user"))
+    if step == "cwd":
+        return Ended("failed", None, error=FileMissing(f"working directory: {text}", field="cwd", phase="cwd"))
+    if step == "exec" and code in (errno.ENOENT, errno.ENOTDIR):
+        return Ended("not_found", 127)
+    if step == "exec" and code == errno.E2BIG:
+        error = InvalidRequest("argv and env are longer than the kernel takes", field="argv", phase="exec")
+        return Ended("failed", None, error=error)
+    if step == "exec":
+        return Ended("not_executable", 126)
+    hint = "its limit of processes is reached" if code == errno.EAGAIN else ""
+    return Ended("failed", None, error=SandboxUnavailable(f"cannot start a process: {text}", phase=step, hint=hint))
+
+
+def suspicious(end: Ended) -> bool:
+    """Whether a limit may be behind it, so that the counters are worth reading."""
+    return end.error is not None or end.outcome == "signaled" or bool(end.exit_code)
+
+
+def limit_of(end: Ended, *, oom: bool, pids: bool, disk: bool) -> LimitName | None:
+    """Which limit a command ran into, given what happened in the sandbox while it ran."""
+    if oom and (end.signal == _SIGKILL or end.exit_code == 128 + _SIGKILL or end.exit_code):
+        return "oom"
+    if pids:
+        return "pids"
+    return "disk_full" if disk else None
+
+
+def result_of(
+    id: ExecId, done: Done, end: Ended, limit: LimitName | None, streams: tuple[tuple[int, int], tuple[int, int]]
+) -> ExecResult:
+    """`streams`: total and dropped bytes of output and error output."""
+    (out, out_dropped), (err, err_dropped) = streams
+    return ExecResult(
+        id=id,
+        outcome=end.outcome,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        limit=limit,
+        stdout_bytes=out,
+        stderr_bytes=err,
+        stdout_dropped=out_dropped,
+        stderr_dropped=err_dropped,
+        duration=done.wall_ns / 1e9,
+        cpu_user=done.user_us / 1e6,
+        cpu_system=done.system_us / 1e6,
+        max_rss=done.max_rss,
+        background=done.background,
+        error=end.error.body() if end.error is not None else None,
+    )

@@ -1,0 +1,401 @@
+"""The one place that writes the trajectory.
+
+Calls are made on the event loop; one thread stages them as records in the order of the calls, writes a whole group with
+one system call and, if anybody in the group waits for it, syncs once. Nothing is acknowledged before its record is
+written (output, input, events) or durable (begin and end of a command, create, stop).
+
+Memory: about 0.5 KB per command of a live sandbox, at most MAX_EXECS of them; pending bytes are bounded by the callers, who
+await what they submit and call `room` before they take more from a guest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import NamedTuple, Self, cast
+
+from barchan.config import Layout, NodeConfig
+from barchan.errors import (
+    AdmissionRefused,
+    BarchanError,
+    Conflict,
+    ExecNotFound,
+    InvalidRequest,
+    NodeStorageFull,
+    ProtocolError,
+    SandboxNotFound,
+)
+from barchan.node.writer import Acknowledge, Job, Writer, by_need
+from barchan.spec import Exec, ExecId, ExecInfo, ExecResult, SandboxSpec
+from barchan.trajectory import walk
+from barchan.trajectory.index import Change, ExecState, Index
+from barchan.trajectory.log import Log
+from barchan.trajectory.record import (
+    Body,
+    Created,
+    Event,
+    ExecBegun,
+    ExecEnded,
+    FileBegun,
+    FileEnded,
+    Input,
+    InputEnd,
+    Kind,
+    Output,
+    Position,
+    Record,
+    Signal,
+    Stopped,
+)
+from barchan.trajectory.redact import Redactor
+
+MAX_EXECS = 500_000
+"""Commands of live sandboxes that one node keeps ready to answer for."""
+_PIECES, _RECORDS = 8, 32
+"""Read per hop to a thread."""
+
+Send = Callable[[int], None]
+
+
+class Begun(NamedTuple):
+    seq: int
+    """The guest's operation id."""
+    fresh: bool
+    """False when this id with the same request is known: it must not be started again."""
+
+
+class Recorder:
+    """Use as a context manager: `async with await Recorder.open(…)`."""
+
+    def __init__(self, log: Log, index: Index, redactor: Redactor, log_bytes: int) -> None:
+        self.redactor = redactor
+        self._log = log
+        self._index = index
+        self._log_bytes = log_bytes
+        self._segment = log.segments()[-1].number
+        self._forgotten: list[str] = []
+        self._view = {name: dict(execs) for name, execs in index.execs.items()}
+        """What the loop sees: commands whose records are written, ends only once they are durable."""
+        self._writer = Writer("recorder", self._commit, self._publish)
+
+    @classmethod
+    async def open(cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = ()) -> Self:
+        """Read the whole log and take in what concerns the `live` sandboxes. Raises `LogCorrupt`, `NodeStorageFull`."""
+        index = Index(live)
+        redactor = await asyncio.to_thread(Redactor.load, layout.data)
+        log = await asyncio.to_thread(Log.open, layout.log, config.segment_bytes, visit=index.apply)
+        return cls(log, index, redactor, config.log_bytes)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Write and sync what was submitted. Safe twice."""
+        await self._writer.close()
+        await asyncio.to_thread(self._log.close)
+
+    async def room(self) -> None:
+        """Wait while 64 MiB or more are pending: before taking more output from a guest."""
+        await self._writer.room()
+
+    # --- durable
+
+    async def create(self, sandbox: str, spec: SandboxSpec, key: str = "") -> int:
+        """The first record of a sandbox; `Conflict` if it has one. Returns its seq, 1."""
+        body = Created(self.redactor.spec(spec))
+
+        def run() -> int:
+            if sandbox not in self._index.sandboxes:
+                self._index.add(sandbox)
+            elif self._index.sandboxes[sandbox].last_seq:
+                raise Conflict(f"sandbox {sandbox} is recorded already")
+            return self._put(sandbox, Kind.CREATE, key, body, None)
+
+        return cast(int, await self._writer.submit(Job(run, durable=True)))
+
+    async def begin_exec(self, sandbox: str, exec_id: str, request: Exec, *, send: Send | None = None) -> Begun:
+        """Record the intent to run a command. `send(seq)` is called for a fresh one, per sandbox in rising order of seq.
+
+        Raises `Conflict` when the id stands for another request, `AdmissionRefused` beyond MAX_EXECS.
+        """
+        if not exec_id:
+            raise InvalidRequest("exec id: empty", field="id")
+        redacted = self.redactor.exec(request)
+        body = ExecBegun(self.redactor.digest(redacted), redacted)
+
+        def run() -> Begun:
+            if known := self._execs(sandbox).get(exec_id):
+                return _repeated(known, body.digest)
+            if self._index.count >= MAX_EXECS:
+                raise AdmissionRefused(
+                    f"this node holds {MAX_EXECS} commands", hint="stop sandboxes with long histories"
+                )
+            return Begun(self._put(sandbox, Kind.EXEC_BEGIN, exec_id, body, None), True)
+
+        def done(begun: Begun) -> None:
+            if send and begun.fresh:
+                send(begun.seq)
+
+        return cast(Begun, await self._writer.submit(Job(run, durable=True, ordered=sandbox, done=done)))
+
+    async def end_exec(self, sandbox: str, exec_id: str, result: ExecResult) -> ExecResult:
+        """Record how a command ended, once: a repeated call gets the result that is recorded."""
+        body = ExecEnded(result)
+
+        def run() -> Position | None:
+            state = self._exec(sandbox, exec_id)
+            if state.ended:
+                return state.newest
+            self._put(sandbox, Kind.EXEC_END, exec_id, body, state.newest)
+            return None
+
+        before = cast(Position | None, await self._writer.submit(Job(run, durable=True)))
+        return result if before is None else await asyncio.to_thread(self._read_result, before)
+
+    async def stop(self, sandbox: str, reason: str) -> int:
+        return await self._whole(sandbox, Kind.STOP, Stopped(reason), durable=True)
+
+    async def event(self, sandbox: str, name: str, detail: bytes = b"", *, durable: bool = False) -> int:
+        """Anything else worth knowing of a sandbox. Returns its seq."""
+        return await self._whole(sandbox, Kind.EVENT, Event(name, detail), durable=durable)
+
+    def _whole(self, sandbox: str, kind: Kind, body: Body, *, durable: bool) -> Awaitable[int]:
+        def run() -> int:
+            self._execs(sandbox)
+            return self._put(sandbox, kind, "", body, self._index.sandboxes[sandbox].newest)
+
+        return self._writer.submit(Job(run, durable=durable))
+
+    # --- written
+
+    def output(
+        self, sandbox: str, exec_id: str, stream: int, offset: int, data: bytes | memoryview
+    ) -> asyncio.Future[int]:
+        """Resolves to the bytes of the stream recorded so far. What is recorded already is not recorded again.
+
+        `ProtocolError` when bytes before `offset` are missing. Output of a command that has ended is ignored.
+        """
+        return self._data(sandbox, exec_id, stream, offset, bytes(data))
+
+    def input(self, sandbox: str, exec_id: str, offset: int, data: bytes | memoryview) -> asyncio.Future[int]:
+        """As `output`, for what the caller sends to the program."""
+        return self._data(sandbox, exec_id, 0, offset, bytes(data))
+
+    def _data(self, sandbox: str, exec_id: str, stream: int, offset: int, data: bytes) -> asyncio.Future[int]:
+        kind = Kind.OUTPUT if stream else Kind.INPUT
+
+        def run() -> int:
+            state = self._exec(sandbox, exec_id)
+            known, end = state.recorded(stream), offset + len(data)
+            if offset > known and not state.ended:
+                raise ProtocolError(f"{exec_id}: stream {stream} continues at {offset}, recorded are {known} bytes")
+            if end <= known or state.ended:
+                return known
+            new = data[known - offset :]
+            body = Output(stream, known, new) if stream else Input(known, new)
+            self._put(sandbox, kind, exec_id, body, state.newest)
+            return end
+
+        return self._writer.submit(Job(run, size=len(data) + 256))
+
+    async def input_end(self, sandbox: str, exec_id: str, total: int) -> None:
+        """The caller sends no more input after `total` bytes. Recorded once."""
+
+        def run() -> None:
+            state = self._exec(sandbox, exec_id)
+            if not state.stdin_ended and not state.ended:
+                self._put(sandbox, Kind.INPUT_END, exec_id, InputEnd(total), state.newest)
+
+        await self._writer.submit(Job(run))
+
+    async def signal(self, sandbox: str, exec_id: str, number: int, everyone: bool = False) -> None:
+        """A signal that is about to be sent; none is recorded after the end."""
+
+        def run() -> None:
+            state = self._exec(sandbox, exec_id)
+            if not state.ended:
+                self._put(sandbox, Kind.SIGNAL, exec_id, Signal(number, everyone), state.newest)
+
+        await self._writer.submit(Job(run))
+
+    async def begin_file(
+        self, sandbox: str, key: str, verb: str, path: bytes, *, user: str = "", send: Send | None = None
+    ) -> int:
+        """A guest operation that is no command. Returns its seq, in order with those of `begin_exec`."""
+        body = FileBegun(verb, path, user)
+
+        def run() -> int:
+            self._execs(sandbox)
+            return self._put(sandbox, Kind.FILE, key, body, None)
+
+        return cast(int, await self._writer.submit(Job(run, ordered=sandbox, done=send)))
+
+    async def end_file(self, sandbox: str, seq: int, *, size: int = 0, digest: bytes = b"", error: str = "") -> None:
+        """How it ended; a second end is ignored."""
+        body = FileEnded(size, digest, error)
+
+        def run() -> None:
+            self._execs(sandbox)
+            if begun := self._index.files[sandbox].get(seq):
+                self._put(sandbox, Kind.FILE_END, begun[0], body, begun[1])
+
+        await self._writer.submit(Job(run))
+
+    # --- reads
+
+    def exec_state(self, sandbox: str, exec_id: str) -> ExecState | None:
+        return self._view.get(sandbox, {}).get(exec_id)
+
+    def running(self, sandbox: str) -> list[ExecState]:
+        """Begun and not ended, in order of seq."""
+        return [state for state in self._view.get(sandbox, {}).values() if not state.ended]
+
+    def last_seq(self, sandbox: str) -> int:
+        """0 for a sandbox without a record."""
+        state = self._index.sandboxes.get(sandbox)
+        return state.last_seq if state else 0
+
+    async def execs(self, sandbox: str) -> list[ExecInfo]:
+        """In the order in which they began."""
+        states = list(self._view.get(sandbox, {}).values())
+        return await asyncio.to_thread(lambda: [self._info(state) for state in states])
+
+    async def request(self, sandbox: str, exec_id: str) -> Exec:
+        """As recorded: secrets are digests."""
+        return await asyncio.to_thread(self._read_request, self._seen(sandbox, exec_id))
+
+    async def result(self, sandbox: str, exec_id: str) -> ExecResult | None:
+        """None while it runs."""
+        state = self._seen(sandbox, exec_id)
+        return await asyncio.to_thread(self._read_result, state.newest) if state.ended else None
+
+    def read_output(self, sandbox: str, exec_id: str, stream: int, offset: int = 0) -> AsyncIterator[bytes]:
+        """What is recorded now, from `offset` on. To go on live, subscribe at `exec_state(…)`'s total first."""
+        return self._pieces(self._seen(sandbox, exec_id), stream, offset)
+
+    async def _pieces(self, state: ExecState, stream: int, offset: int) -> AsyncIterator[bytes]:
+        places = await asyncio.to_thread(walk.output_places, self._log, state.newest, stream, offset)
+        for at in range(0, len(places), _PIECES):
+            some = places[at : at + _PIECES]
+            for piece in await asyncio.to_thread(walk.output_pieces, self._log, some, offset):
+                yield piece
+
+    async def history(self, sandbox: str) -> AsyncIterator[Record]:
+        """Every record of a sandbox that is still kept, also of a forgotten one, in order. Reads whole segments."""
+        mine = (record for _, record in self._log.scan(sandbox=sandbox) if record.sandbox == sandbox)
+        while some := await asyncio.to_thread(lambda: list(itertools.islice(mine, _RECORDS))):
+            for record in some:
+                yield record
+
+    def forget(self, sandbox: str) -> None:
+        """After its stop: nothing more can be recorded, and its segments may be removed when space is needed."""
+        self._writer.submit(Job(lambda: self._forgotten.append(sandbox)))
+
+    # --- in the thread
+
+    def _commit(self, jobs: list[Job], acknowledge: Acknowledge) -> None:
+        self._index.begin()
+        try:
+            for job in jobs:
+                self._stage(job)
+            self._log.write()
+        except BarchanError as error:
+            self._index.rollback()
+            self._apart(jobs, error, acknowledge)
+            return
+        except BaseException:
+            self._index.rollback()
+            self._log.drop()
+            raise
+        self._settle(jobs, acknowledge)
+        self._retain()
+
+    def _stage(self, job: Job) -> None:
+        job.value = job.error = None
+        try:
+            job.value = job.run()
+        except BarchanError as error:
+            job.error = error
+
+    def _apart(self, jobs: list[Job], error: BarchanError, acknowledge: Acknowledge) -> None:
+        """The group does not fit on the disk: let each job try alone, so that only those fail that must."""
+        if len(jobs) > 1 and isinstance(error, NodeStorageFull):
+            for job in jobs:
+                self._commit([job], acknowledge)
+            return
+        for job in jobs:
+            job.error = job.error or error
+        acknowledge(jobs, None)
+
+    def _settle(self, jobs: list[Job], acknowledge: Acknowledge) -> None:
+        changes, forgotten = self._index.changes(), self._forgotten
+        self._forgotten = []
+        early, late = by_need(jobs)
+        if late:
+            if early:
+                acknowledge(early, ([change for change in changes if not change[1].ended], []))
+            self._log.sync()
+        for sandbox in forgotten:
+            self._index.forget(sandbox)
+        acknowledge(late or early, (changes, forgotten))
+
+    def _retain(self) -> None:
+        newest = self._log.segments()[-1].number
+        if newest != self._segment:
+            self._segment = newest
+            self._log.retain(self._log_bytes, self._index.sandboxes.keys())
+
+    def _put(self, sandbox: str, kind: Kind, key: str, body: Body, previous: Position | None) -> int:
+        seq = self._index.sandboxes[sandbox].last_seq + 1
+        record = Record(sandbox, seq, kind, key, time.time_ns(), body, previous)
+        self._index.apply(self._log.stage(record), record)
+        return seq
+
+    def _execs(self, sandbox: str) -> dict[str, ExecState]:
+        try:
+            return self._index.execs[sandbox]
+        except KeyError:
+            raise SandboxNotFound(f"no sandbox {sandbox} is recorded here") from None
+
+    def _exec(self, sandbox: str, exec_id: str) -> ExecState:
+        try:
+            return self._execs(sandbox)[exec_id]
+        except KeyError:
+            raise ExecNotFound(f"sandbox {sandbox} has no command {exec_id}") from None
+
+    def _info(self, state: ExecState) -> ExecInfo:
+        argv = self._read_request(state).argv
+        result = self._read_result(state.newest) if state.ended else None
+        return ExecInfo(id=ExecId(state.id), argv=argv, started=state.started, result=result)
+
+    def _read_request(self, state: ExecState) -> Exec:
+        return cast(ExecBegun, self._log.read(state.first).body).request
+
+    def _read_result(self, position: Position) -> ExecResult:
+        return cast(ExecEnded, self._log.read(position).body).result
+
+    # --- in the loop
+
+    def _publish(self, news: tuple[list[Change], list[str]]) -> None:
+        changes, forgotten = news
+        for sandbox, state in changes:
+            self._view.setdefault(sandbox, {})[state.id] = state
+        for sandbox in forgotten:
+            self._view.pop(sandbox, None)
+
+    def _seen(self, sandbox: str, exec_id: str) -> ExecState:
+        state = self.exec_state(sandbox, exec_id)
+        if state is None:
+            raise ExecNotFound(f"sandbox {sandbox} has no command {exec_id}")
+        return state
+
+
+def _repeated(known: ExecState, digest: bytes) -> Begun:
+    if known.digest != digest:
+        raise Conflict(f"exec id {known.id} was used for a different request", hint="use a new id", field="id")
+    return Begun(known.seq, False)

@@ -1,0 +1,73 @@
+"""What a starting agent does about its predecessor: adopt what runs, finish what was ending, sweep what nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from barchan.backends.base import Backend, Running
+from barchan.errors import BarchanError, SandboxUnavailable
+from barchan.kernel import processes
+from barchan.node.agent import Agent
+from barchan.node.machine import advance
+from barchan.node.registry import SandboxRow
+from barchan.node.sandbox import LiveSandbox
+
+logger = logging.getLogger(__name__)
+
+
+async def recover(agent: Agent) -> None:
+    """Every live row is adopted or brought to its end; then every trace of unknown sandboxes is removed."""
+    await asyncio.gather(*(_recover_one(agent, row) for row in agent.registry.live()))
+    for backend in agent.backends.values():
+        await _sweep(agent, backend)
+
+
+async def _recover_one(agent: Agent, row: SandboxRow) -> None:
+    step = advance(row.state, "agent_restarted")
+    if step.action == "adopt":
+        reason = await _adopt(agent, row)
+        if not reason:
+            return
+    else:
+        reason = row.reason or "the node agent ended while it was being created"
+    logger.warning("sandbox %s: %s", row.id, reason)
+    await agent.backends[row.spec.backend].destroy(row.id)
+    error = SandboxUnavailable(f"sandbox {row.id}: {reason}")
+    await LiveSandbox(row.id, row.spec, {}, agent.backends[row.spec.backend], agent.recorder, agent.broken).give_up_all(
+        error
+    )
+    await agent.recorder.stop(row.id, reason)
+    await agent.registry.update(row.id, state="stopped" if step.state == "stopping" else "failed", reason=reason)
+    agent.recorder.forget(row.id)
+
+
+async def _adopt(agent: Agent, row: SandboxRow) -> str:
+    """Take up a running sandbox. Returns why that cannot be, or an empty text."""
+    backend = agent.backends.get(row.spec.backend)
+    if backend is None:
+        return f"this node has no {row.spec.backend} backend any more"
+    if row.boot != processes.boot_id():
+        return "the host was restarted"
+    if not await backend.adopt(row.id, Running(pid=row.pid, pid_start=row.pid_start)):
+        return "its first process ended while the node agent was away"
+    sandbox = LiveSandbox(row.id, row.spec, await agent.registry.secrets(row.id), backend, agent.recorder, agent.broken)
+    try:
+        welcome = await sandbox.connect()
+        await sandbox.resume(welcome)
+    except BarchanError as error:
+        sandbox.close(error)
+        return str(error)
+    agent.sandboxes[row.id] = sandbox
+    backend.watch(row.id, lambda reason: agent.broken(row.id, reason))
+    return ""
+
+
+async def _sweep(agent: Agent, backend: Backend) -> None:
+    known = {row.id for row in agent.registry.live()}
+    for id in sorted(await backend.leftovers() - known):
+        logger.warning("removing what is left of %s", id)
+        try:
+            await backend.destroy(id)
+        except (BarchanError, OSError) as error:
+            logger.error("cannot remove %s: %s", id, error)

@@ -1,0 +1,404 @@
+"""The sandboxes of a node, in SQLite: what a restarted agent must know to take them up again.
+
+Changes are made by one thread, a group of them per transaction (WAL, synchronous=FULL), and return when that is on
+disk. Reads are answered from memory, where every row is held. Values marked secret are kept in a table of their own,
+readable by root alone as the whole data directory is, because later commands need them; they are erased
+(secure_delete) in the transaction that records the sandbox's end. A row holds keyed digests in their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypedDict, Unpack, cast
+
+import apsw
+import msgspec
+
+from barchan.config import Layout
+from barchan.errors import BarchanError, Conflict, InternalError, NodeStorageFull, SandboxNotFound
+from barchan.node.writer import Acknowledge, Job, Writer
+from barchan.spec import SandboxSpec, SandboxState
+from barchan.trajectory.redact import Redactor
+
+SCHEMA = 1
+HISTORY, HISTORY_SECONDS = 10_000, 86400.0
+"""How many ended sandboxes are remembered, and for how long."""
+TOUCH_SECONDS = 20.0
+"""Uses are on disk after this time at the latest, plus one commit."""
+_ENDED = ("stopped", "failed")
+
+
+class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One sandbox. Times are Unix seconds."""
+
+    id: str
+    state: SandboxState
+    spec: SandboxSpec
+    """Secrets are keyed digests."""
+    create_key: str = ""
+    digest: bytes
+    """Of the request."""
+    uid_slot: int = -1
+    pid: int = 0
+    pid_start: int = 0
+    """Start time of the process in clock ticks, field 22 of /proc/PID/stat."""
+    cgroup: str = ""
+    boot: str = ""
+    """Boot id of the host when it was created."""
+    created: float
+    last_used: float
+    expires: float
+    ended: float = 0.0
+    reason: str = ""
+    ready_ms: float = 0.0
+    handles: bytes = b""
+    """Whatever the node needs to recover or remove it."""
+
+
+class Fields(TypedDict, total=False):
+    """What `update` may change."""
+
+    state: SandboxState
+    spec: SandboxSpec
+    uid_slot: int
+    pid: int
+    pid_start: int
+    cgroup: str
+    boot: str
+    last_used: float
+    expires: float
+    reason: str
+    ready_ms: float
+    handles: bytes
+
+
+class Claim(NamedTuple):
+    row: SandboxRow
+    fresh: bool
+    """False when the key was claimed before."""
+
+
+_COLUMNS = SandboxRow.__struct_fields__
+_TABLES = """
+CREATE TABLE sandboxes (
+  id TEXT PRIMARY KEY, state TEXT NOT NULL, spec BLOB NOT NULL, create_key TEXT NOT NULL, digest BLOB NOT NULL,
+  uid_slot INTEGER NOT NULL, pid INTEGER NOT NULL, pid_start INTEGER NOT NULL, cgroup TEXT NOT NULL, boot TEXT NOT NULL,
+  created REAL NOT NULL, last_used REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,
+  ready_ms REAL NOT NULL, handles BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX sandboxes_key ON sandboxes(create_key) WHERE create_key != '';
+CREATE TABLE secrets (
+  sandbox TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (sandbox, name)
+) STRICT, WITHOUT ROWID;
+"""
+_ALL = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes ORDER BY created"
+_PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+
+_DROP = "DELETE FROM sandboxes WHERE id = ?"
+_PUT_SECRET = "INSERT INTO secrets (sandbox, name, value) VALUES (?, ?, ?)"
+_DROP_SECRETS = "DELETE FROM secrets WHERE sandbox = ?"
+_SECRETS = "SELECT name, value FROM secrets WHERE sandbox = ?"
+
+
+class _Table:
+    """Rows by id, in order of their claims. The thread and the loop have one each, so that neither sees half a group."""
+
+    def __init__(self, rows: Iterable[SandboxRow]) -> None:
+        self.rows: dict[str, SandboxRow] = {}
+        self.keys: dict[str, str] = {}
+        self.ended: dict[str, float] = {}
+        """When, oldest first."""
+        self.merge({row.id: row for row in rows})
+
+    def merge(self, changed: Mapping[str, SandboxRow | None]) -> None:
+        for id, row in changed.items():
+            if row is None:
+                self._drop(id)
+                continue
+            self.rows[id] = row
+            if row.create_key:
+                self.keys[row.create_key] = id
+            if row.ended:
+                self.ended.setdefault(id, row.ended)
+
+    def _drop(self, id: str) -> None:
+        row = self.rows.pop(id, None)
+        self.ended.pop(id, None)
+        if row and row.create_key:
+            self.keys.pop(row.create_key, None)
+
+
+class Registry:
+    """Use as a context manager: `async with await Registry.open(…)`."""
+
+    def __init__(
+        self, connection: apsw.Connection, rows: Sequence[SandboxRow], redactor: Redactor, clock: Callable[[], float]
+    ) -> None:
+        self._connection = connection
+        self._redactor = redactor
+        self._clock = clock
+        self._table = _Table(rows)
+        self._staged: dict[str, SandboxRow | None] = {}
+        self._view = _Table(rows)
+        self._touched: dict[str, float] = {}
+        self._flush: asyncio.TimerHandle | None = None
+        self._writer = Writer("registry", self._commit, self._view.merge)
+
+    @classmethod
+    async def open(
+        cls, layout: Layout, redactor: Redactor | None = None, *, clock: Callable[[], float] = time.time
+    ) -> Self:
+        """Load every row. Raises `NodeStorageFull`, and `InternalError` for a damaged file or a newer schema."""
+        redactor = redactor or await asyncio.to_thread(Redactor.load, layout.data)
+        connection, rows = await asyncio.to_thread(_load, layout.registry)
+        return cls(connection, rows, redactor, clock)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Write what was submitted and the last uses. Safe twice."""
+        try:
+            await self._flush_touched()
+        finally:
+            await self._writer.close()
+            await asyncio.to_thread(self._connection.close)
+
+    # --- changes
+
+    async def claim(
+        self, id: str, spec: SandboxSpec, *, create_key: str = "", uid_slot: int = -1, created: float, expires: float
+    ) -> Claim:
+        """Insert a sandbox in state `creating`, or answer with the one that has the key already.
+
+        Raises `Conflict` when key or id stand for another request.
+        """
+        redacted = self._redactor.spec(spec)
+        row = SandboxRow(
+            id=id,
+            state="creating",
+            spec=redacted,
+            create_key=create_key,
+            digest=self._redactor.digest(redacted),
+            uid_slot=uid_slot,
+            created=created,
+            last_used=created,
+            expires=expires,
+        )
+
+        def run() -> Claim:
+            if known := self._claimed(row):
+                return Claim(known, False)
+            self._staged[id] = row
+            self._connection.executemany(_PUT_SECRET, [(id, name, value) for name, value in spec.secrets.items()])
+            return Claim(row, True)
+
+        return cast(Claim, await self._submit(run))
+
+    async def update(
+        self, id: str, *, when: Collection[SandboxState] | None = None, **fields: Unpack[Fields]
+    ) -> SandboxRow:
+        """Change a row. `Conflict` if its state is none of `when`, `SandboxNotFound` if there is none.
+
+        A new `spec` keeps the secrets that there were. A row that has ended stays ended, and has no secrets any more.
+        """
+
+        def run() -> SandboxRow:
+            row = self._current(id)
+            if row is None:
+                raise SandboxNotFound(f"no sandbox {id} on this node")
+            if when is not None and row.state not in when:
+                raise Conflict(f"sandbox {id} is {row.state}", field="state")
+            changed = self._changed(row, fields)
+            if changed.ended and not row.ended:
+                self._connection.execute(_DROP_SECRETS, (id,))
+            self._staged[id] = changed
+            return changed
+
+        return cast(SandboxRow, await self._submit(run))
+
+    async def remove(self, id: str) -> None:
+        """Forget a sandbox, its key and its secrets. None of that name is fine."""
+        await self._submit(lambda: self._remove(id))
+
+    def touch(self, id: str, now: float) -> None:
+        """It was used: in memory at once, on disk with the next flush."""
+        row = self._view.rows.get(id)
+        if row is None or now <= self._last_used(row):
+            return
+        self._touched[id] = now
+        if self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(TOUCH_SECONDS, self._flush_touched)
+
+    # --- reads
+
+    def get(self, id: str) -> SandboxRow | None:
+        row = self._view.rows.get(id)
+        return self._used(row) if row else None
+
+    def by_key(self, create_key: str) -> SandboxRow | None:
+        return self.get(self._view.keys.get(create_key, ""))
+
+    def rows(self) -> list[SandboxRow]:
+        """All, the ended ones that are remembered too, in order of their claims."""
+        return [self._used(row) for row in self._view.rows.values()]
+
+    def live(self) -> list[SandboxRow]:
+        """Neither stopped nor failed."""
+        return [self._used(row) for row in self._view.rows.values() if not row.ended]
+
+    async def secrets(self, id: str) -> dict[str, str]:
+        """Values; empty once the sandbox has ended."""
+        return cast(dict[str, str], await self._submit(lambda: dict(self._connection.execute(_SECRETS, (id,)))))
+
+    # --- in the thread
+
+    def _commit(self, jobs: list[Job], acknowledge: Acknowledge) -> None:
+        """One transaction for the group. A job that fails leaves no trace in it; a transaction that fails, none of any."""
+        self._staged = {}
+        try:
+            with self._connection:
+                for job in jobs:
+                    _attempt(job)
+                self._purge()
+                self._connection.executemany(_PUT, [_stored(row) for row in self._staged.values() if row])
+        except apsw.Error as error:
+            raise _named(error) from error
+        self._table.merge(self._staged)
+        acknowledge(jobs, self._staged)
+
+    def _claimed(self, wanted: SandboxRow) -> SandboxRow | None:
+        known = self._holder(wanted.create_key)
+        if known and known.digest != wanted.digest:
+            raise Conflict("this key was used to create a different sandbox", hint="use a new key", field="key")
+        if known is None and self._current(wanted.id):
+            raise Conflict(f"sandbox {wanted.id} exists already", field="id")
+        return known
+
+    def _holder(self, create_key: str) -> SandboxRow | None:
+        if not create_key:
+            return None
+        staged = (row for row in self._staged.values() if row and row.create_key == create_key)
+        return next(staged, None) or self._current(self._table.keys.get(create_key, ""))
+
+    def _current(self, id: str) -> SandboxRow | None:
+        return self._staged[id] if id in self._staged else self._table.rows.get(id)
+
+    def _changed(self, row: SandboxRow, fields: Fields) -> SandboxRow:
+        changed = msgspec.structs.replace(row, **fields)
+        spec = msgspec.structs.replace(changed.spec, secrets=row.spec.secrets)
+        ended = row.ended or (self._clock() if changed.state in _ENDED else 0.0)
+        return msgspec.structs.replace(changed, spec=spec, ended=ended)
+
+    def _remove(self, id: str) -> None:
+        self._connection.execute(_DROP_SECRETS, (id,))
+        self._connection.execute(_DROP, (id,))
+        self._staged[id] = None
+
+    def _purge(self) -> None:
+        """Drop ended ones beyond the bounds, oldest first."""
+        excess, oldest = len(self._table.ended) - HISTORY, self._clock() - HISTORY_SECONDS
+        for id, ended in self._table.ended.items():
+            if excess <= 0 and ended > oldest:
+                break
+            excess -= 1
+            if id not in self._staged:
+                self._remove(id)
+
+    def _store_uses(self, touched: dict[str, float]) -> None:
+        for id, now in touched.items():
+            row = self._current(id)
+            if row and row.last_used < now:
+                self._staged[id] = msgspec.structs.replace(row, last_used=now)
+
+    # --- in the loop
+
+    def _submit(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
+        return self._writer.submit(Job(run, durable=True))
+
+    def _flush_touched(self) -> asyncio.Future[Any]:
+        if self._flush:
+            self._flush.cancel()
+        self._flush = None
+        touched, self._touched = dict(self._touched), {}
+        return self._submit(lambda: self._store_uses(touched))
+
+    def _last_used(self, row: SandboxRow) -> float:
+        return max(row.last_used, self._touched.get(row.id, 0.0))
+
+    def _used(self, row: SandboxRow) -> SandboxRow:
+        if row.id not in self._touched:
+            return row
+        return msgspec.structs.replace(row, last_used=self._last_used(row))
+
+
+def _attempt(job: Job) -> None:
+    try:
+        job.value = job.run()
+    except BarchanError as error:
+        job.error = error
+
+
+def _load(path: Path) -> tuple[apsw.Connection, list[SandboxRow]]:
+    try:
+        _make_private(path)
+        connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(5000)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        _make_tables(connection, path)
+        return connection, [_row(values) for values in connection.execute(_ALL)]
+    except apsw.Error as error:
+        raise _named(error) from error
+    except OSError as error:
+        raise InternalError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _make_private(path: Path) -> None:
+    """SQLite gives its other files the mode of this one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _make_tables(connection: apsw.Connection, path: Path) -> None:
+    version = connection.pragma("user_version")
+    if version not in (0, SCHEMA):
+        raise InternalError(
+            f"{path} has schema {version}, this program knows {SCHEMA}", hint="start the version that wrote it"
+        )
+    if version == 0:
+        with connection:
+            connection.execute(_TABLES)
+            connection.pragma("user_version", SCHEMA)
+
+
+def _stored(row: SandboxRow) -> tuple[Any, ...]:
+    values = (getattr(row, name) for name in _COLUMNS)
+    return tuple(msgspec.msgpack.encode(value) if isinstance(value, SandboxSpec) else value for value in values)
+
+
+def _row(values: tuple[Any, ...]) -> SandboxRow:
+    fields = dict(zip(_COLUMNS, values, strict=True))
+    try:
+        fields["spec"] = msgspec.msgpack.decode(fields["spec"], type=SandboxSpec)
+        return SandboxRow(**fields)
+    except msgspec.MsgspecError as error:
+        raise InternalError(f"registry: sandbox {fields['id']} cannot be read: {error}") from error
+
+
+def _named(error: apsw.Error) -> BarchanError:
+    if isinstance(error, apsw.FullError):
+        return NodeStorageFull("no space left for the registry", hint="free space below the data directory")
+    return InternalError(f"registry: {error}")

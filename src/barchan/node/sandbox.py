@@ -1,0 +1,300 @@
+"""One live sandbox on the node: its channel, its running commands, its file operations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from barchan.backends.base import Backend, Usage
+from barchan.errors import (
+    BarchanError,
+    ExecNotFound,
+    OutcomeUnknown,
+    ProtocolError,
+    SandboxUnavailable,
+)
+from barchan.node import outcome
+from barchan.node.channel import GuestChannel
+from barchan.node.execution import Caller, Execution, Reader
+from barchan.node.operation import Operation
+from barchan.node.recorder import Recorder
+from barchan.node.requests import encode_file
+from barchan.spec import Exec, ExecId, ExecResult, Outcome, SandboxSpec, check_exec
+from barchan.wire import guest
+from barchan.wire import messages as m
+from barchan.wire.frames import FrameType
+from barchan.wire.guest import ExecFlag, OpKind, Welcome
+
+logger = logging.getLogger(__name__)
+
+PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+REDIALS = 3
+START_SECONDS = 10.0
+"""A command that does not start within this makes the node ask whether the guest still lives."""
+
+
+class LiveSandbox:
+    """Made when the sandbox answers, or when it is adopted; gone when it stops."""
+
+    def __init__(
+        self,
+        id: str,
+        spec: SandboxSpec,
+        secrets: dict[str, str],
+        backend: Backend,
+        recorder: Recorder,
+        on_broken: Callable[[str, str], None],
+    ) -> None:
+        self.id = id
+        self.spec = spec
+        self._env = {k.encode(): v.encode() for k, v in {**spec.env, **secrets}.items()}
+        self._backend = backend
+        self._recorder = recorder
+        self._on_broken = on_broken
+        self._channel: GuestChannel | None = None
+        self._executions: dict[str, Execution] = {}
+        self._starting: dict[str, float] = {}
+        self._operations: set[Operation] = set()
+        self._used = Usage(0, 0)
+        self._redials = 0
+        self._redialling: asyncio.Task[None] | None = None
+        self._closed: BarchanError | None = None
+
+    # --- the link
+
+    async def connect(self) -> Welcome:
+        """Dial and greet. Raises `SandboxUnavailable`."""
+        try:
+            transport = await self._backend.connect(self.id, lambda: GuestChannel(self._lost))
+        except OSError as error:
+            raise SandboxUnavailable(f"cannot reach the guest: {error}", phase="connect") from error
+        channel = transport.get_protocol()
+        assert isinstance(channel, GuestChannel)
+        welcome = await channel.greet()
+        self._channel = channel
+        self._used = self._backend.usage(self.id)
+        return welcome
+
+    async def resume(self, welcome: Welcome) -> None:
+        """After a reconnect: take up what the guest knows, start what it never saw, drop the rest."""
+        channel = self._live_channel()
+        known = {op.id: op for op in welcome.ops}
+        for state in self._recorder.running(self.id):
+            execution = self._executions.get(state.id) or self._execution(state.id, state.seq)
+            self._executions[state.id] = execution
+            op = known.pop(state.seq, None)
+            if op is not None:
+                execution.take_up(op, state.stdout, state.stderr)
+                execution.bind(channel)
+            elif state.seq > welcome.last:
+                await self._start_late(execution)
+            else:
+                await self._give_up(state.id, "unknown", OutcomeUnknown("the guest does not know it any more"))
+        for left in known.values():
+            channel.send_frame(FrameType.CANCEL, left.id)
+            channel.send_frame(FrameType.FORGET, left.id)
+
+    async def _start_late(self, execution: Execution) -> None:
+        """Its intent is recorded, the guest never saw it. Secrets are not in the record, so with them it cannot run."""
+        request = await self._recorder.request(self.id, execution.id)
+        if request.secrets:
+            error = OutcomeUnknown("it was not started; its secrets are gone", hint="send it again with a new id")
+            await self._give_up(execution.id, "not_started", error)
+        else:
+            self._send_start(execution, request)
+
+    def close(self, error: BarchanError) -> None:
+        """Fail everything that waits. The guest is not told; idempotent."""
+        self._closed = self._closed or error
+        if self._redialling is not None:
+            self._redialling.cancel()
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            channel.close()
+        for execution in list(self._executions.values()):
+            execution.fail(error)
+        for operation in list(self._operations):
+            operation.fail(error)
+
+    def _lost(self, channel: GuestChannel, error: Exception) -> None:
+        if self._closed is not None or channel is not self._channel:
+            return
+        self._channel = None
+        for operation in list(self._operations):
+            operation.fail(SandboxUnavailable("the link to the guest broke; send it again", phase="link"))
+        self._redials += 1
+        if isinstance(error, ProtocolError) or self._redials > REDIALS:
+            self._on_broken(self.id, f"its guest cannot be trusted any more: {error}")
+        else:
+            self._redialling = asyncio.get_running_loop().create_task(self._redial())
+
+    async def _redial(self) -> None:
+        try:
+            await self.resume(await self.connect())
+        except BarchanError as error:
+            self._on_broken(self.id, f"its guest does not answer: {error}")
+
+    def _live_channel(self) -> GuestChannel:
+        if self._closed is not None:
+            raise self._closed
+        if self._channel is None:
+            raise SandboxUnavailable("the guest is not connected", phase="link")
+        return self._channel
+
+    async def check(self) -> None:
+        """Ask the guest for a sign of life if a command is slow to start. Reports a dead one."""
+        late = time.monotonic() - START_SECONDS
+        if self._channel is None or not any(since < late for since in self._starting.values()):
+            return
+        try:
+            await self._channel.ping(START_SECONDS)
+        except SandboxUnavailable as error:
+            self._on_broken(self.id, str(error))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a caller is attached to a command or a file operation is under way."""
+        return bool(self._operations) or any(e.attached for e in self._executions.values())
+
+    # --- commands
+
+    async def start(self, request: m.StartExec, caller: Caller) -> tuple[Execution, tuple[Reader, Reader]]:
+        """Start it, or take up the one with this id. Raises `Conflict` when the id had another request."""
+        self._live_channel()
+        exec_ = check_exec(request.exec)
+        offsets = (request.stdout_offset, request.stderr_offset)
+        attached: list[tuple[Execution, tuple[Reader, Reader]]] = []
+
+        def send(seq: int) -> None:
+            execution = self._execution(request.id, seq)
+            self._executions[request.id] = execution
+            attached.append((execution, execution.attach(caller, offsets)))
+            self._send_start(execution, exec_)
+
+        begun = await self._recorder.begin_exec(self.id, request.id, exec_, send=send)
+        if begun.fresh:
+            return attached[0]
+        return await self.attach(request.id, caller, offsets)
+
+    async def attach(
+        self, id: str, caller: Caller, offsets: tuple[int, int]
+    ) -> tuple[Execution, tuple[Reader, Reader]]:
+        execution = self._executions.get(id) or await self._from_log(id)
+        return execution, execution.attach(caller, offsets)
+
+    def running(self, id: str) -> Execution:
+        """Raises `ExecNotFound` when no such command runs."""
+        execution = self._executions.get(id)
+        if execution is None:
+            raise ExecNotFound(f"no running command {id}", field="id")
+        return execution
+
+    def cancel(self, id: str) -> None:
+        """End a command with all its processes; one that ended already is fine."""
+        if id in self._executions:
+            self._executions[id].cancel()
+        elif self._recorder.exec_state(self.id, id) is None:
+            raise ExecNotFound(f"no command {id}", field="id")
+
+    async def _from_log(self, id: str) -> Execution:
+        result = await self._recorder.result(self.id, id)
+        if result is None:
+            if self._recorder.exec_state(self.id, id) is None:
+                raise ExecNotFound(f"no command {id}", field="id")
+            raise OutcomeUnknown(f"whether command {id} ran is not known")
+        return Execution.from_log(self.id, result, self._recorder)
+
+    def _execution(self, id: str, seq: int) -> Execution:
+        execution = Execution(self.id, id, seq, self._recorder, self._conclude)
+        execution.result.add_done_callback(lambda _: self._executions.pop(id, None))
+        return execution
+
+    def _send_start(self, execution: Execution, exec_: Exec) -> None:
+        channel = self._channel
+        if channel is None:
+            execution.fail(SandboxUnavailable("the guest is not connected", phase="link"))
+            return
+        self._starting[execution.id] = time.monotonic()
+        execution.started.add_done_callback(lambda _: self._starting.pop(execution.id, None))
+        user = exec_.user if exec_.user is not None else self.spec.user
+        channel.send(guest.start(execution.seq, OpKind.EXEC, user.encode(), self._exec_parts(exec_)))
+        execution.bind(channel)
+
+    def _exec_parts(self, exec_: Exec) -> bytes:
+        flags = ExecFlag.STDIN * exec_.stdin | ExecFlag.MERGE * exec_.merge_stderr
+        flags |= ExecFlag.KEEP_BACKGROUND * exec_.keep_background
+        env = {b"PATH": PATH, **self._env, **exec_.env, **exec_.secrets}
+        return guest.exec_parts(
+            flags=flags,
+            timeout_ms=max(1, round(exec_.timeout * 1000)) if exec_.timeout is not None else 0,
+            grace_ms=round(exec_.grace * 1000),
+            output_limit=exec_.output_limit,
+            nofile=self.spec.limits.files,
+            cwd=exec_.cwd if exec_.cwd is not None else self.spec.workdir.encode(),
+            argv=exec_.argv,
+            env=[key + b"=" + value for key, value in env.items()],
+        )
+
+    async def _conclude(self, done: guest.Done, execution: Execution) -> ExecResult:
+        end = outcome.ended(done)
+        limit = None
+        if outcome.suspicious(end):
+            before, self._used = self._used, self._backend.usage(self.id)
+            limit = outcome.limit_of(
+                end,
+                oom=self._used.oom_kills > before.oom_kills,
+                pids=self._used.pids_hits > before.pids_hits,
+                disk=self._backend.disk_full(self.id),
+            )
+        totals = tuple(output.eof or (0, 0) for output in execution.outputs.values())
+        result = outcome.result_of(ExecId(execution.id), done, end, limit, (totals[0], totals[1]))
+        return await self._recorder.end_exec(self.id, execution.id, result)
+
+    async def give_up_all(self, error: BarchanError) -> None:
+        """The sandbox is gone: record that the ends of its running commands are not known."""
+        for state in self._recorder.running(self.id):
+            await self._give_up(state.id, "unknown", error)
+
+    async def _give_up(self, id: str, how: Outcome, error: BarchanError) -> None:
+        await self._recorder.end_exec(self.id, id, ExecResult(id=ExecId(id), outcome=how, error=error.body()))
+        execution = self._executions.get(id)
+        if execution is not None:
+            execution.fail(error)
+
+    # --- files and processes
+
+    async def operate(self, request: m.OfFile | m.ListProcesses, operation: Operation) -> bytes:
+        """Run a file or process operation to its end. Returns the guest's detail."""
+        channel = self._live_channel()
+        kind, body, path, user = self._encode(request)
+
+        def send(seq: int) -> None:
+            operation.begin(channel, seq, guest.start(seq, kind, user.encode(), body))
+
+        self._operations.add(operation)
+        error = ""
+        seq = 0
+        try:
+            seq = await self._recorder.begin_file(self.id, "", request.op, path, user=user, send=send)
+            return await operation.detail
+        except BarchanError as failure:
+            error = failure.code
+            raise
+        except asyncio.CancelledError:
+            error = "cancelled"
+            operation.cancel()
+            raise
+        finally:
+            self._operations.discard(operation)
+            if seq:
+                await self._recorder.end_file(
+                    self.id, seq, size=operation.size, digest=operation.digest if operation.size else b"", error=error
+                )
+
+    def _encode(self, request: m.OfFile | m.ListProcesses) -> tuple[OpKind, bytes, bytes, str]:
+        if isinstance(request, m.ListProcesses):
+            return OpKind.PROCESSES, b"", b"", "root"
+        kind, body = encode_file(request)
+        return kind, body, request.path, request.user if request.user is not None else self.spec.user

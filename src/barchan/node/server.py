@@ -1,0 +1,223 @@
+"""The node's end of its link to the API: dial, greet, answer calls.
+
+The node dials, so that it can stand behind a network boundary; it dials again for ever when the API goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from barchan.errors import BarchanError, InvalidRequest, ProtocolError, from_body
+from barchan.node.agent import Agent
+from barchan.node.execution import Execution, Reader
+from barchan.node.operation import Operation
+from barchan.spec import ExecId, ExecResult, FileStat
+from barchan.wire import guest
+from barchan.wire import messages as m
+from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
+from barchan.wire.link import Incoming, Link
+
+logger = logging.getLogger(__name__)
+REDIAL_SECONDS = 0.2
+_KINDS = {
+    "f": "file", "d": "directory", "l": "symlink", "p": "fifo", "s": "socket", "c": "char", "b": "block",
+}  # fmt: skip
+
+
+class ExecCall:
+    """One caller of a command: hands its frames to the execution."""
+
+    def __init__(self, agent: Agent, call: Incoming) -> None:
+        self._agent = agent
+        self._call = call
+        self._execution: Execution | None = None
+        self._readers: dict[int, Reader] = {}
+        self._inputs: asyncio.Queue[Frame] = asyncio.Queue()
+
+    async def serve(self, execution: Execution, readers: tuple[Reader, Reader]) -> bytes:
+        self._execution = execution
+        self._readers = {reader.stream: reader for reader in readers}
+        self._call.on_frame = self._on_frame
+        feeding = self._agent.spawn(self._feed(execution))
+        try:
+            pid = await asyncio.shield(execution.started)
+            self._call.event(m.ExecStarted(id=execution.id, pid=pid, stdin_offset=execution.taken))
+            result = await asyncio.shield(execution.result)
+            for reader in readers:
+                await reader.ended.wait()
+            return m.pack(_raised(result))
+        finally:
+            feeding.cancel()
+            execution.detach(self._call)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.type == FrameType.CREDIT and frame.stream in self._readers and self._execution is not None:
+            self._execution.take_credit(self._readers[frame.stream], decode_u64(frame.payload))
+        elif frame.type in (FrameType.DATA, FrameType.EOF) and frame.stream == STDIN:
+            self._inputs.put_nowait(frame)
+
+    async def _feed(self, execution: Execution) -> None:
+        """Input in its order; what cannot be recorded fails the command for its callers."""
+        while True:
+            frame = await self._inputs.get()
+            try:
+                if frame.type == FrameType.DATA:
+                    await execution.take_input(*decode_data(frame.payload))
+                else:
+                    await execution.end_input(decode_eof(frame.payload)[0])
+            except BarchanError as error:
+                execution.fail(error)
+                return
+
+
+def _raised(result: ExecResult) -> ExecResult:
+    if result.error is not None:
+        raise from_body(result.error)
+    return result
+
+
+class Server:
+    """Answers the calls of one API process."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._verbs: dict[type[m.Request], Callable[[Any, Incoming], Awaitable[Any]]] = {
+            m.NodeStatus: self._status,
+            m.ListEnvironments: self._environments,
+            m.CreateSandbox: self._create,
+            m.ListSandboxes: self._list,
+            m.GetSandbox: self._get,
+            m.StopSandbox: self._stop,
+            m.RenewSandbox: lambda r, c: self._agent.renew(r),
+            m.SignalExec: self._signal,
+            m.CancelExec: self._cancel,
+            m.ListExecs: self._execs,
+            m.StatFile: self._stat,
+        }
+
+    async def handle(self, call: Incoming) -> bytes:
+        request = m.unpack_call(call.payload)
+        if isinstance(request, m.StartExec):
+            sandbox = self._agent.live(request.sandbox)
+            return await ExecCall(self._agent, call).serve(*await sandbox.start(request, call))
+        if isinstance(request, m.AttachExec):
+            return await self._attach(request, call)
+        verb = self._verbs.get(type(request))
+        if verb is not None:
+            return m.pack(await verb(request, call))
+        if isinstance(request, m.OfFile | m.ListProcesses):
+            return m.pack(await self._operate(request, call) and None)
+        raise InvalidRequest(f"{request.op} is not for a node", field="op")
+
+    async def _attach(self, request: m.AttachExec, call: Incoming) -> bytes:
+        offsets = (request.stdout_offset, request.stderr_offset)
+        sandbox = self._agent.live(request.sandbox)
+        return await ExecCall(self._agent, call).serve(*await sandbox.attach(request.id, call, offsets))
+
+    async def _status(self, request: m.NodeStatus, call: Incoming) -> Any:
+        return self._agent.node_info()
+
+    async def _environments(self, request: m.ListEnvironments, call: Incoming) -> Any:
+        return await self._agent.environments()
+
+    async def _create(self, request: m.CreateSandbox, call: Incoming) -> Any:
+        try:
+            return await self._agent.create(request)
+        except asyncio.CancelledError:
+            if not call.link_lost:
+                self._agent.abandon(request.key)
+            raise
+
+    async def _list(self, request: m.ListSandboxes, call: Incoming) -> Any:
+        return self._agent.list(request.labels)
+
+    async def _get(self, request: m.GetSandbox, call: Incoming) -> Any:
+        return self._agent.get(request.sandbox)
+
+    async def _stop(self, request: m.StopSandbox, call: Incoming) -> Any:
+        return await self._agent.stop(request.sandbox)
+
+    async def _signal(self, request: m.SignalExec, call: Incoming) -> None:
+        if not 1 <= request.signal <= 64:
+            raise InvalidRequest(f"signal: {request.signal} is no signal", field="signal")
+        execution = self._agent.live(request.sandbox).running(ExecId(request.id))
+        await execution.signal(request.signal, request.everyone)
+
+    async def _cancel(self, request: m.CancelExec, call: Incoming) -> None:
+        self._agent.live(request.sandbox).cancel(request.id)
+
+    async def _execs(self, request: m.ListExecs, call: Incoming) -> Any:
+        self._agent.get(request.sandbox)
+        return await self._agent.recorder.execs(request.sandbox)
+
+    async def _stat(self, request: m.StatFile, call: Incoming) -> Any:
+        entry = guest.read_entry(guest.Cursor(await self._operate(request, call)))
+        return FileStat(
+            path=request.path,
+            kind=_KINDS[entry.kind],  # type: ignore[arg-type]
+            size=entry.size,
+            mode=entry.mode,
+            uid=entry.uid,
+            gid=entry.gid,
+            mtime_ns=entry.mtime_ns,
+            nlink=entry.nlink,
+            target=entry.target,
+        )
+
+    async def _operate(self, request: m.OfFile | m.ListProcesses, call: Incoming) -> bytes:
+        path = request.path if isinstance(request, m.OfFile) else b""
+        operation = Operation(path, call)
+        call.on_frame = operation.on_caller
+        return await self._agent.live(request.sandbox).operate(request, operation)
+
+
+class _Connection(asyncio.Protocol):
+    """Bytes between the socket and the link."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.link = Link(transport.write, self.server.handle, dialled=True)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.link.feed(data)
+        except ProtocolError as error:
+            logger.error("the API broke the protocol: %s", error)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.link.close()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+async def keep_linked(agent: Agent, socket: Path, greeted: Callable[[], None]) -> None:
+    """Dial the API for ever. `greeted` is called each time it took the node."""
+    server = Server(agent)
+    while True:
+        with contextlib.suppress(OSError, BarchanError):
+            await _link_once(agent, server, socket, greeted)
+        await asyncio.sleep(REDIAL_SECONDS)
+
+
+async def _link_once(agent: Agent, server: Server, socket: Path, greeted: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    transport, connection = await loop.create_unix_connection(lambda: _Connection(server), str(socket))
+    try:
+        await connection.link.call(m.pack_call(agent.hello())).answer
+        greeted()
+        await connection.lost
+    finally:
+        transport.abort()

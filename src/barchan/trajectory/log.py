@@ -1,0 +1,362 @@
+"""The log: append-only segments in one directory, written by one thread, read by any.
+
+Life of a record: `stage` encodes it, `write` puts everything staged in the page cache (all or nothing), `sync` makes it
+durable. A segment is sealed, and never written again, when it has reached its size. `open` cuts what a crash left
+unfinished at the end of the last segment; damage anywhere else is `LogCorrupt`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from barchan.errors import InternalError, LogCorrupt, NodeStorageFull
+from barchan.trajectory.record import (
+    ENTRY,
+    HEAD_SIZE,
+    Place,
+    Position,
+    Record,
+    SegmentHead,
+    decode,
+    decode_head,
+    encode_into,
+    entry_length,
+    entry_sound,
+    newest_sync_mark,
+)
+
+_BEGINNING = Position(0, 0)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+Visit = Callable[[Position, Record], None]
+
+
+class Segment(msgspec.Struct):
+    """What is known of one file. `sandboxes` are those with a record in it."""
+
+    number: int
+    salt: int
+    size: int
+    sandboxes: set[str] = msgspec.field(default_factory=set)
+
+
+class Log:
+    """Use as a context manager. Not for two writers: the caller holds the lock of the data directory."""
+
+    def __init__(self, directory: Path, segment_bytes: int, *, fdatasync: Callable[[int], None] = os.fdatasync) -> None:
+        self._directory = directory
+        self._limit = segment_bytes
+        self._fdatasync = fdatasync
+        self._segments: dict[int, Segment] = {}
+        self._buffer = bytearray()
+        self._staged: set[str] = set()
+        self._fd = -1
+        self._current: Segment
+        self._synced = 0
+        self._failed = ""
+
+    @classmethod
+    def open(
+        cls, directory: Path, segment_bytes: int, *, visit: Visit | None = None,
+        fdatasync: Callable[[int], None] = os.fdatasync,
+    ) -> Self:
+        """Read every segment, calling `visit` for each record in order, and make the last one ready to append.
+
+        `fdatasync` is replaced only by the test that shows that the power-cut test can fail. Raises `LogCorrupt`,
+        `NodeStorageFull`.
+        """
+        log = cls(directory, segment_bytes, fdatasync=fdatasync)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in directory.glob("*.new"):
+            leftover.unlink()
+        numbers = sorted(int(path.stem) for path in directory.glob("[0-9]*.seg"))
+        for number in numbers:
+            log._load(number, number == numbers[-1], visit)
+        if numbers:
+            log._resume(numbers[-1])
+        else:
+            log._start(1)
+        return log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing staged is written; what was written is synced. Safe twice."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                self._fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    # --- writing
+
+    def stage(self, record: Record) -> Position:
+        """Encode a record behind those already staged. A full segment is sealed when the first one is staged."""
+        if not self._buffer and self._current.size >= self._limit:
+            self._rotate()
+        offset = self._current.size + len(self._buffer)
+        encode_into(self._buffer, record, Place(self._current.salt, offset), self._synced)
+        self._staged.add(record.sandbox)
+        return Position(self._current.number, offset)
+
+    @property
+    def staged(self) -> int:
+        """Bytes staged and not written."""
+        return len(self._buffer)
+
+    def write(self) -> None:
+        """Hand what is staged to the kernel. After an error none of it is in the log, and nothing is staged."""
+        if self._failed:
+            self.drop()
+            raise InternalError(self._failed)
+        start = self._current.size
+        try:
+            with memoryview(self._buffer) as view:
+                _write_all(self._fd, view, start)
+        except OSError as error:
+            self._undo(start)
+            raise _named(error, "writing the log") from error
+        else:
+            self._current.size = start + len(self._buffer)
+            self._current.sandboxes |= self._staged
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget what is staged."""
+        self._buffer.clear()
+        self._staged.clear()
+
+    def append(self, records: Sequence[Record]) -> list[Position]:
+        """Stage and write, all or nothing."""
+        try:
+            positions = [self.stage(record) for record in records]
+        except BaseException:
+            self.drop()
+            raise
+        self.write()
+        return positions
+
+    def sync(self) -> None:
+        """Make everything written durable. After a failure the log refuses to go on: what the kernel dropped is unknown."""
+        if self._failed:
+            raise InternalError(self._failed)
+        try:
+            self._fdatasync(self._fd)
+        except OSError as error:
+            self._failed = f"log failed: fdatasync: {error.strerror}; restart the node"
+            raise InternalError(self._failed) from error
+        self._synced = self._current.size
+
+    def _undo(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self._failed = f"log failed: a partial entry cannot be cut: {error.strerror}; restart the node"
+
+    # --- segments
+
+    def path(self, number: int) -> Path:
+        return self._directory / f"{number:010d}.seg"
+
+    def segments(self) -> list[Segment]:
+        """In order of their numbers; the last one is still written to. Numbers may have gaps."""
+        return list(self._segments.values())
+
+    @property
+    def total(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self.segments())
+
+    def retain(self, most: int, live: Collection[str]) -> list[int]:
+        """Remove sealed segments, oldest first, until at most `most` bytes are left. Returns their numbers.
+
+        One that holds a record of a live sandbox stays, so the log may remain larger than `most`.
+        """
+        excess, removed = self.total - most, []
+        for segment in self.segments()[:-1]:
+            if excess <= 0:
+                break
+            if segment.sandboxes.isdisjoint(live):
+                self.path(segment.number).unlink(missing_ok=True)
+                del self._segments[segment.number]
+                removed.append(segment.number)
+                excess -= segment.size
+        if removed:
+            self._sync_directory()
+        return removed
+
+    def _rotate(self) -> None:
+        self.sync()
+        old = self._fd
+        self._start(self._current.number + 1)
+        os.close(old)
+
+    def _start(self, number: int) -> None:
+        """Make a new segment durable, with its name, before anything is written to it."""
+        head = SegmentHead(number, secrets.randbits(63) | 1)
+        fresh = self._directory / f"{number:010d}.new"
+        fd = -1
+        try:
+            fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            _write_all(fd, memoryview(head.encode()), 0)
+            os.fsync(fd)
+            fresh.rename(self.path(number))
+            self._sync_directory()
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            fresh.unlink(missing_ok=True)
+            self.path(number).unlink(missing_ok=True)
+            raise _named(error, "starting a log segment") from error
+        self._adopt(fd, Segment(number, head.salt, HEAD_SIZE))
+
+    def _adopt(self, fd: int, segment: Segment) -> None:
+        self._fd, self._current, self._synced = fd, segment, segment.size
+        self._segments[segment.number] = segment
+
+    def _resume(self, number: int) -> None:
+        """What a killed process wrote may not be on disk yet, and is about to be believed: sync it."""
+        segment = self._segments[number]
+        fd = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, segment.size)
+            os.fsync(fd)
+        except OSError as error:
+            os.close(fd)
+            raise _named(error, "opening the log") from error
+        self._adopt(fd, segment)
+
+    def _sync_directory(self) -> None:
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _load(self, number: int, last: bool, visit: Visit | None) -> None:
+        reader = _SegmentReader(self.path(number), number)
+        segment = Segment(number, reader.head.salt, HEAD_SIZE)
+        with reader:
+            for offset, record in reader.records(HEAD_SIZE, reader.size, torn=last):
+                segment.sandboxes.add(record.sandbox)
+                if visit:
+                    visit(Position(number, offset), record)
+            segment.size = reader.at
+        self._segments[number] = segment
+
+    # --- reading
+
+    def read(self, position: Position) -> Record:
+        """The record at a position that `stage` or a record's `previous` gave. `LogCorrupt` if there is none."""
+        segment = self._segments.get(position.segment)
+        if segment is None:
+            raise LogCorrupt(f"segment {position.segment} is not kept any more")
+        with _SegmentReader(self.path(position.segment), position.segment) as reader:
+            for _, record in reader.records(position.offset, reader.size, torn=False):
+                return record
+        raise LogCorrupt(f"no record at {position.segment}:{position.offset}")
+
+    def scan(self, start: Position = _BEGINNING, *, sandbox: str | None = None) -> Iterator[tuple[Position, Record]]:
+        """Records from `start` on, as far as they were written when their segment is reached, in order.
+
+        With `sandbox`, segments without a record of it are passed over; records of others are not.
+        """
+        for segment in self.segments():
+            if segment.number < start.segment or (sandbox is not None and sandbox not in segment.sandboxes):
+                continue
+            first = max(HEAD_SIZE, start.offset if segment.number == start.segment else 0)
+            with _SegmentReader(self.path(segment.number), segment.number) as reader:
+                for offset, record in reader.records(first, segment.size, torn=False):
+                    yield Position(segment.number, offset), record
+
+
+class _SegmentReader:
+    """Reads entries of one file by ordinary reads: a mapping would turn a disk error into a signal."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb", buffering=1 << 16)
+        except FileNotFoundError as error:
+            raise LogCorrupt(f"{path.name} is not kept any more") from error
+        self.size = os.fstat(self._file.fileno()).st_size
+        self.at = HEAD_SIZE
+        try:
+            self.head = decode_head(self._file.read(HEAD_SIZE))
+            if self.head.number != number:
+                raise LogCorrupt(f"segment says it is number {self.head.number}")
+        except LogCorrupt as error:
+            self._file.close()
+            raise self._corrupt(0, error.message) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def records(self, start: int, end: int, *, torn: bool) -> Iterator[tuple[int, Record]]:
+        """Whole records between two offsets; `at` is where the next would begin.
+
+        A bad entry is `LogCorrupt`, except, with `torn`, when nothing shows that it had ever been synced.
+        """
+        self.at = start
+        self._file.seek(start)
+        while self.at < end:
+            payload = self._entry(end)
+            if payload is None:
+                if torn and not self._was_synced():
+                    return
+                raise self._corrupt(self.at, "entry is damaged")
+            try:
+                record = decode(payload)
+            except LogCorrupt as error:
+                raise self._corrupt(self.at, error.message) from error
+            offset, self.at = self.at, self.at + ENTRY.size + len(payload)
+            yield offset, record
+
+    def _entry(self, end: int) -> bytes | None:
+        head = self._file.read(ENTRY.size)
+        if len(head) < ENTRY.size:
+            return None
+        place = Place(self.head.salt, self.at)
+        length = entry_length(head, place)
+        if length is None or length > end - self.at - ENTRY.size:
+            return None
+        payload = self._file.read(length)
+        return payload if len(payload) == length and entry_sound(head, payload, place) else None
+
+    def _was_synced(self) -> bool:
+        """Whether a later entry states that the place where reading stopped had been on disk before."""
+        self._file.seek(self.at)
+        return newest_sync_mark(self._file.read(), Place(self.head.salt, self.at)) > self.at
+
+    def _corrupt(self, offset: int, why: str) -> LogCorrupt:
+        return LogCorrupt(
+            f"{self._path.name} at {offset}: {why}",
+            hint="move the segment elsewhere to start without its records, or restore it from its shipped copy",
+        )
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def _named(error: OSError, doing: str) -> NodeStorageFull | InternalError:
+    if error.errno in _FULL:
+        return NodeStorageFull(f"no space left while {doing}", hint="free space below the data directory")
+    return InternalError(f"{doing} failed: {error.strerror}")

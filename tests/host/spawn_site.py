@@ -1,0 +1,237 @@
+"""What a spawner test needs on a host: a tiny image as an EROFS layer, scratch directories, cgroups, the built programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from barchan.backends.spawner import Spawned, Spawner, SpawnFlag, SpawnRequest, install_guest
+from barchan.kernel import syscalls
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "native"
+GUEST_UID = 900_000_001
+UID_BASE, UID_COUNT = 910_000_000, 65_536
+APPLETS = "sh cat ls id stat grep mount umount ip dd find hostname touch rm mv mkdir df readlink chown sleep true head".split()
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    output: str
+
+    def lines(self) -> dict[str, str]:
+        """First word of each line -> the rest."""
+        return {name: rest for name, _, rest in (line.partition(" ") for line in self.output.splitlines())}
+
+
+@dataclass(frozen=True)
+class Box:
+    child: Spawned
+    path: Path
+    """Of the listening socket."""
+    tree: Path
+    """The writable tree: u and w."""
+    group: Path
+    uid_base: int
+
+    async def run(self, *argv: str, uid: int = 0) -> Result:
+        reader, writer = await asyncio.open_unix_connection(str(self.path))
+        writer.write(b"\0".join([str(uid).encode(), *(word.encode() for word in argv)]) + b"\0")
+        writer.write_eof()
+        output, _, code = (await reader.read()).decode().rpartition("\n#exit ")
+        writer.close()
+        await writer.wait_closed()
+        return Result(int(code), output)
+
+    async def sh(self, script: str, uid: int = 0) -> str:
+        """Output of a script that must succeed."""
+        result = await self.run("/bin/sh", "-ec", script, uid=uid)
+        assert result.code == 0, result
+        return result.output
+
+
+@dataclass(frozen=True)
+class Site:
+    base: Path
+    layer_path: Path
+    groups: Path
+    v1: Path | None
+    """A group of the v1 pids hierarchy, where there is one."""
+    counter: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def spawner_binary(self) -> Path:
+        return NATIVE / "build" / "spawner"
+
+    def guest(self) -> Path:
+        return install_guest(NATIVE / "build" / "probe_guest", self.base / "guest")
+
+    @contextlib.asynccontextmanager
+    async def spawner(self, guest: Path | None = None) -> AsyncIterator[Spawner]:
+        async with Spawner.start(self.spawner_binary, guest or self.guest(), GUEST_UID) as spawner:
+            yield spawner
+
+    @contextlib.contextmanager
+    def request(self, **changes: object) -> Iterator[tuple[SpawnRequest, Path, Path, Path]]:
+        """A fresh request with its socket, tree and group; closes the descriptors and removes the group."""
+        number = next(self.counter)
+        with contextlib.ExitStack() as stack:
+            tree, group = self.base / "trees" / str(number), self.groups / str(number)
+            for name in "uw":
+                (tree / name).mkdir(parents=True)
+            group.mkdir()
+            stack.callback(_remove_group, group)
+            groups: tuple[int, ...] = ()
+            if self.v1 is not None:
+                v1 = self.v1 / str(number)
+                v1.mkdir()
+                stack.callback(_remove_group, v1)
+                groups = (_keep(stack, os.open(v1 / "cgroup.procs", os.O_WRONLY)),)
+            path = self.base / f"s{number}"
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(path))
+            listener.listen(8)
+            request = SpawnRequest(
+                uid_base=UID_BASE + number * UID_COUNT, uid_count=UID_COUNT, hostname="box", listener=listener.fileno(),
+                writable=_keep(stack, syscalls.open_tree(tree, clone=True)),
+                cgroup=_keep(stack, os.open(group, os.O_PATH | os.O_DIRECTORY)),
+                layers=(_keep(stack, syscalls.open_tree(self.layer_path, clone=True)),), groups=groups,
+            )  # fmt: skip
+            yield replace(request, **changes), path, tree, group
+
+    @contextlib.asynccontextmanager
+    async def box(self, spawner: Spawner, flags: SpawnFlag = SpawnFlag(0), **changes: object) -> AsyncIterator[Box]:
+        with self.request(flags=flags, **changes) as (request, path, tree, group):
+            child = await spawner.spawn(request)
+            try:
+                yield Box(child, path, tree, group, request.uid_base)
+            finally:
+                await end(child)
+
+
+async def end(child: Spawned) -> None:
+    kill(child)
+    await ended(child.pidfd)
+    os.close(child.pidfd)
+
+
+def kill(child: Spawned) -> None:
+    import signal
+
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+
+async def ended(pidfd: int, timeout: float = 10) -> None:
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, event.set)
+    try:
+        await asyncio.wait_for(event.wait(), timeout)
+    finally:
+        loop.remove_reader(pidfd)
+
+
+def _keep(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _remove_group(path: Path) -> None:
+    """Ends what is in it; a group is busy until the kernel has let go of the last process."""
+    for _ in range(2000):
+        try:
+            path.rmdir()
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            for pid in (path / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            os.sched_yield()
+    raise AssertionError(f"{path} stays busy")
+
+
+def build_programs() -> None:
+    (NATIVE / "build").mkdir(exist_ok=True)
+    with (NATIVE / "build" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = subprocess.run(
+            ["make", "-s", "-C", NATIVE, "-f", "spawner.mk", "spawner", "spawner-tests"], capture_output=True, text=True, check=False
+        )
+    if made.returncode:
+        pytest.fail(f"the spawner does not build: {made.stdout}{made.stderr}")
+
+
+def _image(at: Path) -> Path:
+    busybox = shutil.which("busybox")
+    if busybox is None or b"statically linked" not in subprocess.run(["file", "-L", busybox], capture_output=True, check=False).stdout:
+        busybox = "/bin/busybox"
+    (at / "bin").mkdir(parents=True)
+    (at / "lower").mkdir()
+    (at / "lower" / "file").write_text("from the layer\n")
+    (at / "lower" / "mine").write_text("uid 1000's\n")
+    os.chown(at / "lower" / "mine", 1000, 1000)
+    shutil.copy(busybox, at / "bin" / "busybox")
+    for name in APPLETS:
+        (at / "bin" / name).symlink_to("busybox")
+    for name in ("attack_pid1", "seccomp_answers"):
+        shutil.copy(NATIVE / "build" / name, at / "bin" / name)
+    return at
+
+
+@contextlib.contextmanager
+def _layer(base: Path) -> Iterator[Path]:
+    image, place = base / "layer.erofs", base / "layer"
+    made = subprocess.run(["mkfs.erofs", "--quiet", image, _image(base / "image")], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"mkfs.erofs: {made.stderr}")
+    place.mkdir()
+    try:
+        mount = syscalls.new_mount("erofs", [("source", str(image))])
+    except OSError as error:
+        pytest.skip(f"this host cannot mount an EROFS file: {error}")
+    syscalls.move_mount(mount, place)
+    os.close(mount)
+    try:
+        yield place
+    finally:
+        syscalls.unmount(place, detach=True)
+
+
+def _parent_group(hierarchy: Path) -> Path:
+    group = hierarchy / f"barchan-test-{os.getpid()}"
+    group.mkdir()
+    return group
+
+
+@contextlib.contextmanager
+def open_site(base: Path) -> Iterator[Site]:
+    if os.geteuid():
+        pytest.skip("making containers needs root")
+    build_programs()
+    with contextlib.ExitStack() as stack:
+        layer = stack.enter_context(_layer(base))
+        unified = next((p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()), None)
+        if unified is None:
+            pytest.skip("no cgroup2 hierarchy is mounted")
+        groups = _parent_group(unified)
+        stack.callback(groups.rmdir)
+        v1 = None
+        if Path("/sys/fs/cgroup/pids/cgroup.procs").exists():
+            v1 = _parent_group(Path("/sys/fs/cgroup/pids"))
+            stack.callback(v1.rmdir)
+        yield Site(base, layer, groups, v1)

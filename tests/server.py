@@ -1,0 +1,115 @@
+"""One server for the whole test run, started by whichever worker needs it first, ended when the run ends.
+
+It runs as real processes, as a user would start it, in a data directory on a real disk: EROFS images cannot be mounted
+from overlayfs or tmpfs. Workers find each other through the environment and a lock file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLACE = "BARCHAN_TEST_DATA"
+CACHE = Path(os.environ.get("BARCHAN_CACHE", "/var/cache/barchan"))
+"""Downloaded packages outlive the run and the clone."""
+ENOUGH = 4 << 30
+SCRATCH = "1g"
+_NAME = "barchan-test-"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running `barchan up` and the commands that work on it."""
+
+    data: Path
+
+    def command(self, *argv: str) -> list[str]:
+        return [sys.executable, "-m", "barchan.cli.main", *argv, "--data", str(self.data)]
+
+    def run(self, *argv: str, timeout: float = 60) -> Any:
+        """Run one `barchan` command to its end. Returns what it printed as JSON, one value or a list of lines."""
+        done = subprocess.run(
+            self.command(*argv, "--json"), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, f"barchan {' '.join(argv)}: {done.returncode}\n{done.stderr.decode()}"
+        values = [json.loads(line) for line in done.stdout.splitlines()]
+        return values[0] if len(values) == 1 else values
+
+
+def choose_place() -> None:
+    """Called once per run, before there are workers: name the data directory and clean up after killed runs."""
+    for base in disks():
+        for old in base.glob(f"{_NAME}*"):
+            if (pid := re.fullmatch(rf"{_NAME}(\d+)", old.name)) and not Path("/proc", pid[1]).exists():
+                remove(old)
+    place = next((base for base in disks() if shutil.disk_usage(base).free > ENOUGH), None)
+    if place is not None:
+        os.environ[PLACE] = str(place / f"{_NAME}{os.getpid()}")
+
+
+def end() -> None:
+    if place := os.environ.pop(PLACE, None):
+        remove(Path(place))
+
+
+def remove(data: Path) -> None:
+    if (data / "run").is_dir():
+        Server(data).run("down", timeout=180)
+    shutil.rmtree(data, ignore_errors=True)
+    data.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def disks() -> list[Path]:
+    """Directories for large temporary files whose file system can hold images that are mounted directly."""
+    bases = [Path("/var/tmp"), Path("/var/lib"), Path("/mnt")]
+    return [base for base in bases if base.is_dir() and filesystem_of(base) not in ("overlay", "tmpfs", "ramfs")]
+
+
+def filesystem_of(path: Path) -> str:
+    """Type of the mount that holds an existing directory."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    mounts = (line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return next((right.split()[0] for left, right in mounts if left.split()[2] == wanted), "")
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def shared_server() -> Server:
+    """The run's server, started if it is not there. Skips where no disk can hold it."""
+    place = os.environ.get(PLACE)
+    if os.geteuid() != 0:
+        pytest.skip("needs root: makes namespaces, mounts and cgroups")
+    if place is None:
+        pytest.skip(f"no disk with {ENOUGH >> 30} GiB free that is neither overlayfs nor tmpfs")
+    server = Server(Path(place))
+    with exclusive(server.data.with_suffix(".lock")):
+        if not (server.data / "run" / "api.sock").exists():
+            server.run("up", "-d", "--name", "test", "--scratch-bytes", SCRATCH)
+    return server
+
+
+def once(server: Server, name: str, *argv: str, timeout: float = 60) -> str:
+    """Make a layer by a `barchan env` command unless another worker did. Returns its name."""
+    with exclusive(server.data.with_suffix(".lock")):
+        known = server.run("env", "ls")
+        if not any(layer["name"] == name for layer in known if isinstance(layer, dict)):
+            server.run("env", *argv, timeout=timeout)
+    return name
