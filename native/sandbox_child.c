@@ -117,6 +117,19 @@ static void await_go(const struct child_plan *plan, int mounts[GO_MOUNTS]) {
     }
 }
 
+/* Files made meanwhile belong to the sandbox's root. */
+static void files_as_root(void) {
+    syscall(SYS_setfsgid, 0);
+    syscall(SYS_setfsuid, 0);
+}
+
+/* The process's own id has no number here, so setfsuid cannot name it; this does. Left different, it would make the
+ * exec look like one of a setgid program, which clears the ambient capabilities. */
+static void files_as_self(const struct child_plan *plan) {
+    require(plan, (int)syscall(SYS_setregid, -1, -1), "file-group");
+    require(plan, (int)syscall(SYS_setreuid, -1, -1), "file-user");
+}
+
 /* ---- the file system; the working directory is the new root ---- */
 
 /* The image is not trusted: a link in place of /proc would have the mount land elsewhere. */
@@ -300,15 +313,14 @@ _Noreturn void sandbox_child(const struct child_plan *plan) {
     own_namespaces(plan);
     report.us[1] = lap(plan);
     await_go(plan, mounts);
-    /* Files made from here on belong to the sandbox's root; exec resets this to the process's own id. */
-    syscall(SYS_setfsgid, 0);
-    syscall(SYS_setfsuid, 0);
+    files_as_root();
     enter_root(plan, mounts[GO_OVERLAY]);
     mount_all(plan, mounts);
     forbid_namespaces(plan);
     mask_all(plan);
     pivot(plan);
     name_host(plan);
+    files_as_self(plan);
     report.us[2] = lap(plan);
     place_descriptors(plan);
     give_up_privileges(plan);

@@ -100,7 +100,7 @@ async def test_settings_arrive_as_one_document(stage: Stage) -> None:
     script = f"open({str(told)!r}, 'w').write(json.dumps(config)); " + SERVES
 
     async def act() -> None:
-        assert f'"name": "n"' in told.read_text() and f'"data": "{stage.layout.data}"' in told.read_text()
+        assert '"name": "n"' in told.read_text() and f'"data": "{stage.layout.data}"' in told.read_text()
 
     await stage.serving(stage.supervisor(node=script), act)
 
@@ -172,15 +172,20 @@ async def test_a_signal_during_the_start_ends_it(stage: Stage) -> None:
 
 
 async def test_a_second_signal_does_not_wait(stage: Stage) -> None:
-    stubborn = "signal.signal(signal.SIGTERM, lambda *_: print(1, file=open(sys.argv[0] + '.term', 'w'))); " + SERVES
-    stubborn = stubborn.replace("signal.pause()", "[signal.pause() for _ in iter(int, 1)]")
+    refused = stage.root / "refused"
+    os.mkfifo(refused)
+    stubborn = f"""
+        signal.signal(signal.SIGTERM, lambda *_: open({str(refused)!r}, "w").close())
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+    """
     announced = asyncio.Event()
     running = asyncio.create_task(stage.supervisor(node=stubborn).run(announced.set))
     async with asyncio.timeout(20):
         await announced.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        while not (stage.root / "scripted_node.py.term").exists():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(refused.read_bytes)
         began = asyncio.get_running_loop().time()
         os.kill(os.getpid(), signal.SIGTERM)
         await running

@@ -39,7 +39,7 @@ def _become_daemon(log: Path, run: Callable[[], int]) -> None:
             os._exit(0)
         _settle(log)
         code = run()
-    except BaseException:  # the last frame of this process: nothing above may run a second time
+    except BaseException:  # noqa: BLE001  the last frame here: nothing above may run a second time
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

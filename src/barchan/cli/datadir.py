@@ -86,7 +86,7 @@ def _own(layout: Layout) -> None:
         known = {layout.layers.name, layout.run.name}
         if strange := {p.name for p in layout.data.iterdir()} - known:
             raise InvalidRequest(
-                f"data: {layout.data} holds other things ({sorted(strange)[0]!r})",
+                f"data: {layout.data} holds other things ({min(strange)!r})",
                 field="data",
                 hint="give an empty or a new directory",
             )

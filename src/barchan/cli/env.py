@@ -67,10 +67,10 @@ def import_command(session: Session, name: str, source: Path, data: Path) -> Non
 @click.pass_obj
 def bootstrap_command(session: Session, release: str, cache: Path | None, data: Path) -> None:
     """Make a Debian and Python base layer with mmdebstrap."""
-    from barchan.layers.bootstrap import bootstrap
+    from barchan.layers.bootstrap import CACHE, bootstrap
 
     store = _store(data)
-    _announce(session, bootstrap(store, release, progress=_progress, cache=cache))
+    _announce(session, bootstrap(store, release, progress=_progress, cache=cache or CACHE))
 
 
 def _progress(line: str) -> None:

@@ -83,7 +83,7 @@ def invoke(argv: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return _output_gone()
-    except Exception as error:  # the edge of the program: nothing but an error of the tree is shown to people
+    except Exception as error:  # noqa: BLE001  the edge of the program
         return _unexpected(session, error, failed)
 
 

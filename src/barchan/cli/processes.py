@@ -7,9 +7,10 @@ import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import msgspec
+
+from barchan.kernel.processes import start_time
 
 
 class ProcessRef(msgspec.Struct, frozen=True):
@@ -17,16 +18,6 @@ class ProcessRef(msgspec.Struct, frozen=True):
 
     pid: int
     started: int
-
-
-def start_time(pid: int) -> int:
-    """0 when there is no such process or it is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def reference(pid: int) -> ProcessRef:

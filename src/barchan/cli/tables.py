@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -23,4 +24,10 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(head.lstrip(">"), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _UNBOUNDED).print(table)
+    if sys.stdout.isatty():
+        Console(file=sys.stdout).print(table)
+        return
+    console = Console(file=io.StringIO(), width=_UNBOUNDED)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

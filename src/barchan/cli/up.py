@@ -32,7 +32,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
 @click.pass_obj
-def up(session: Session, detach: bool, data: Path, **options: Any) -> None:
+def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     """Start the server on this host: the API and the node agent.
 
     In the foreground, ctrl-C stops the sandboxes too; SIGTERM leaves them running for the next `up`.
@@ -97,8 +97,10 @@ def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int 
 
 
 def _api_config(layout: Layout, options: dict[str, Any]) -> ApiConfig:
-    absolute = {key: Path(os.path.abspath(path)) for key in ("tls_cert", "tls_key") if (path := options[key])}
-    return ApiConfig(layout=layout, listen=options["listen"], insecure=options["insecure"], **absolute)
+    cert, key = (path and Path(os.path.abspath(path)) for path in (options["tls_cert"], options["tls_key"]))
+    return ApiConfig(
+        layout=layout, listen=options["listen"], insecure=options["insecure"], tls_cert=cert, tls_key=key
+    )
 
 
 def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConfig:

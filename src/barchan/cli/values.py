@@ -26,7 +26,8 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InvalidRequest(f"{text!r} is not a size", hint="use for example 512m or 1g")
-    return round(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+    factor: int = 1024 ** _POWERS[match[2].lower()]
+    return round(float(match[1]) * factor)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -64,8 +64,7 @@ class Scratch:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             mounts.make_private(root)
             if not _is_mounted(root):
-                if not layout.scratch_image.exists():
-                    _make_image(layout.scratch_image, size)
+                _ready_image(layout.scratch_image, size)
                 _mount(layout.scratch_image, root)
         scratch = cls(root, mounted=on is None)
         with _typed("scratch"):
@@ -185,6 +184,15 @@ def _is_mounted(root: Path) -> bool:
     return here is not None and here.fstype == "btrfs" and syscalls.filesystem_magic(root) == syscalls.MAGIC_BTRFS
 
 
+def _ready_image(image: Path, size: int) -> None:
+    """Make it, or fill the holes of an existing one (which a copy or a discard left): its size stays."""
+    if not image.exists():
+        return _make_image(image, size)
+    found = image.stat()
+    if found.st_blocks * 512 < found.st_size:
+        _fill_holes(image, found.st_size)
+
+
 def _make_image(image: Path, size: int) -> None:
     """Under another name until it is complete, so that a file called scratch.img is always a whole volume."""
     part = image.with_suffix(".part")
@@ -206,7 +214,11 @@ def _allocate(path: Path, size: int) -> None:
             hint=f"free {SPARE // MIB} MiB more than its size (at least {SMALLEST // MIB} MiB), or set scratch_bytes",
             phase="scratch",
         )
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    _fill_holes(path, size)
+
+
+def _fill_holes(path: Path, size: int) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with _typed("scratch"):
             os.posix_fallocate(fd, 0, size)

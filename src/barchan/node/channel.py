@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from barchan.errors import ProtocolError, SandboxUnavailable
 from barchan.wire import guest
@@ -34,9 +35,9 @@ class GuestChannel(asyncio.Protocol):
         self.greeted: asyncio.Future[guest.Welcome] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(guest.hello())
+
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport.write(guest.hello())
 
     def data_received(self, data: bytes) -> None:
         try:

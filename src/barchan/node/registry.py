@@ -153,9 +153,9 @@ class Registry:
         cls, layout: Layout, redactor: Redactor | None = None, *, clock: Callable[[], float] = time.time
     ) -> Self:
         """Load every row. Raises `NodeStorageFull`, and `InternalError` for a damaged file or a newer schema."""
-        redactor = redactor or await asyncio.to_thread(Redactor.load, layout.data)
+        key = redactor or await asyncio.to_thread(Redactor.load, layout.data)
         connection, rows = await asyncio.to_thread(_load, layout.registry)
-        return cls(connection, rows, redactor, clock)
+        return cls(connection, rows, key, clock)
 
     async def __aenter__(self) -> Self:
         return self

@@ -71,7 +71,7 @@ class LiveSandbox:
         except OSError as error:
             raise SandboxUnavailable(f"cannot reach the guest: {error}", phase="connect") from error
         channel = transport.get_protocol()
-        assert isinstance(channel, GuestChannel)
+        assert isinstance(channel, GuestChannel), "the factory made it"
         welcome = await channel.greet()
         self._channel = channel
         self._used = self._backend.usage(self.id)

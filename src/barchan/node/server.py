@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError, from_body
 from barchan.node.agent import Agent
@@ -185,9 +185,9 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.link = Link(transport.write, self.server.handle, dialled=True)
+
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.link = Link(self._transport.write, self.server.handle, dialled=True)
 
     def data_received(self, data: bytes) -> None:
         try:

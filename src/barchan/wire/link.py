@@ -83,6 +83,12 @@ class Call(_Side):
             self.send_frame(FrameType.ABANDON, b"")
         self.answer.cancel()
 
+    def drop(self, error: BarchanError) -> None:
+        """Stop listening because of a fault of the other side; whoever waits for the answer gets `error`."""
+        if self._link.forget(self.id):
+            self.send_frame(FrameType.ABANDON, b"")
+        self.fail(error)
+
     def fail(self, error: BarchanError) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)

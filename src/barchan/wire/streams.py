@@ -1,6 +1,6 @@
 """Byte streams with offsets and credit, for either end of a call.
 
-`ByteReceiver` turns DATA/EOF frames into reads and gives credit as bytes are taken. `ByteSender` cuts writes into frames,
+`CallStreams` is the caller's end of a call with streams. `ByteReceiver` turns DATA/EOF frames into reads and gives credit as bytes are taken. `ByteSender` cuts writes into frames,
 waits for credit, and keeps the last window's bytes so that it can send again from an earlier offset after a reconnect.
 """
 
@@ -10,9 +10,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
+from functools import partial
 
 from barchan.errors import BarchanError, ProtocolError
-from barchan.wire.frames import CHUNK
+from barchan.wire.frames import (
+    CHUNK,
+    STDERR,
+    STDIN,
+    STDOUT,
+    Frame,
+    FrameType,
+    decode_data,
+    decode_eof,
+    decode_u64,
+)
+from barchan.wire.link import Call
 
 WINDOW = 1 << 20
 """Bytes a receiver takes ahead of its reader."""
@@ -231,3 +243,79 @@ class ByteSender:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
         self._wake = None
+
+
+class CallStreams:
+    """The caller's end of one call's streams, over as many connections as the call takes.
+
+    `outputs` are the streams that the operation sends. Give `on_frame` to the call, then `attach` it.
+    """
+
+    def __init__(
+        self,
+        *,
+        outputs: tuple[int, ...] = (STDOUT,),
+        taking: Taking = Taking.BUFFER,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        on_event: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.stdout = ByteReceiver(partial(self._credit, STDOUT), offset=stdout_offset, taking=taking)
+        self.stderr = ByteReceiver(partial(self._credit, STDERR), offset=stderr_offset, taking=taking)
+        self.stdin = ByteSender(self._data, self._eof)
+        self._opened = [(self.stdout, self.stderr)[stream - 1] for stream in outputs]
+        self._on_event = on_event
+        self._call: Call | None = None
+
+    def attach(self, call: Call) -> None:
+        """Give credit on a new call."""
+        self._call = call
+        for receiver in self._opened:
+            if not receiver.ended:
+                receiver.open()
+
+    def detach(self) -> None:
+        """The connection is gone. What was received stays."""
+        self._call = None
+        self.stdin.suspend()
+
+    def fail(self, error: BarchanError) -> None:
+        """Nothing more will come; readers and the writer get `error`."""
+        self._call = None
+        for end in (self.stdout, self.stderr, self.stdin):
+            end.fail(error)
+
+    def on_frame(self, frame: Frame) -> None:
+        """A malformed frame or a gap ends this call alone."""
+        try:
+            self._take(frame)
+        except ProtocolError as error:
+            if self._call is not None:
+                self._call.drop(error)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.type == FrameType.DATA:
+            self._output(frame.stream).feed(*decode_data(frame.payload))
+        elif frame.type == FrameType.EOF:
+            self._output(frame.stream).feed_eof(*decode_eof(frame.payload))
+        elif frame.type == FrameType.CREDIT:
+            self.stdin.grant(decode_u64(frame.payload))
+        elif frame.type == FrameType.EVENT and self._on_event is not None:
+            self._on_event(frame.payload)
+
+    def _output(self, stream: int) -> ByteReceiver:
+        if stream not in (STDOUT, STDERR):
+            raise ProtocolError(f"output on stream {stream}")
+        return self.stdout if stream == STDOUT else self.stderr
+
+    def _credit(self, stream: int, limit: int) -> None:
+        if self._call is not None:
+            self._call.credit(stream, limit)
+
+    def _data(self, offset: int, data: bytes) -> None:
+        if self._call is not None:
+            self._call.send_data(STDIN, offset, data)
+
+    def _eof(self, total: int) -> None:
+        if self._call is not None:
+            self._call.send_eof(STDIN, total)

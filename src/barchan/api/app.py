@@ -1,0 +1,52 @@
+"""The application: routes, who may use them, and the rule that every error leaves as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import WSCloseCode, web
+
+from barchan.api.auth import Auth
+from barchan.api.openapi import document
+from barchan.api.reply import MAX_BODY, error_reply, internal, router_error
+from barchan.api.routes import ROUTES
+from barchan.api.state import AUTH, CLIENTS, DISPATCH, SCHEMA
+from barchan.control.dispatch import Dispatch
+from barchan.errors import BarchanError
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_OPEN = frozenset(route.path for route in ROUTES if route.open)
+
+
+def make_app(dispatch: Dispatch, auth: Auth) -> web.Application:
+    app = web.Application(middlewares=[_guard], client_max_size=MAX_BODY)
+    app[DISPATCH] = dispatch
+    app[AUTH] = auth
+    app[SCHEMA] = msgspec.json.encode(document(ROUTES))
+    app[CLIENTS] = set()
+    app.on_shutdown.append(_hang_up)
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler)
+    return app
+
+
+@web.middleware
+async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        if request.path not in _OPEN:
+            request.app[AUTH].check(request)
+        return await handler(request)
+    except BarchanError as error:
+        return error_reply(error)
+    except web.HTTPException as error:
+        return router_error(error)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        return error_reply(internal(error))
+
+
+async def _hang_up(app: web.Application) -> None:
+    for client in tuple(app[CLIENTS]):
+        await client.close(code=WSCloseCode.GOING_AWAY, message=b"the API is stopping")

@@ -1,0 +1,67 @@
+"""/v1/sandboxes/{sandbox}/exec"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from barchan.api.reply import body_of, json_reply
+from barchan.api.state import DISPATCH
+from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, SignalBody
+from barchan.control.dispatch import Dispatch
+from barchan.spec import ExecInfo, ExecResult
+from barchan.wire.frames import STDERR, STDOUT
+from barchan.wire.ids import new_exec_id
+from barchan.wire.messages import ExecStarted, ListExecs, SignalExec, StartExec, unpack
+from barchan.wire.streams import ByteSender, CallStreams, Taking
+
+
+async def run(request: web.Request) -> web.StreamResponse:
+    """Runs on when the client hangs up: end it by its id, its time-out, or with the sandbox."""
+    body = await body_of(request, ExecBody)
+    message = StartExec(
+        sandbox=request.match_info["sandbox"], id=body.id if body.id is not None else new_exec_id(), exec=body.exec()
+    )
+    return json_reply(await _collected(request.app[DISPATCH], message, body.input()))
+
+
+async def _collected(dispatch: Dispatch, message: StartExec, stdin: bytes | None) -> ExecAnswer:
+    streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT, on_event=lambda raw: started(raw))
+
+    def started(raw: bytes) -> None:
+        streams.stdin.resume(unpack(raw, ExecStarted).stdin_offset)
+
+    call = await dispatch.open(message, on_frame=streams.on_frame)
+    streams.attach(call)
+    writer = asyncio.create_task(_write(streams.stdin, stdin)) if stdin is not None else None
+    try:
+        result = unpack(await call.answer, ExecResult)
+    finally:
+        call.abandon()
+        if writer is not None:
+            writer.cancel()
+    return ExecAnswer.of(result, streams.stdout.collected(), streams.stderr.collected())
+
+
+async def _write(sender: ByteSender, data: bytes) -> None:
+    await sender.write(data)
+    sender.eof()
+
+
+async def history(request: web.Request) -> web.StreamResponse:
+    message = ListExecs(sandbox=request.match_info["sandbox"])
+    found = unpack(await request.app[DISPATCH].answer(message), tuple[ExecInfo, ...])
+    return json_reply([ExecRecord.of(info) for info in found])
+
+
+async def signal(request: web.Request) -> web.StreamResponse:
+    body = await body_of(request, SignalBody)
+    message = SignalExec(
+        sandbox=request.match_info["sandbox"],
+        id=request.match_info["exec"],
+        signal=body.signal,
+        everyone=body.everyone,
+    )
+    await request.app[DISPATCH].answer(message)
+    return json_reply(Done())

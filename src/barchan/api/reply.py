@@ -1,0 +1,89 @@
+"""JSON in and out. Every answer that is not a stream of bytes leaves through here."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from barchan.errors import BarchanError, InternalError, InvalidRequest
+from barchan.wire.messages import field_of
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+MAX_BODY = 8 << 20
+"""Bytes of a JSON body."""
+_encoder = msgspec.json.Encoder()
+
+
+def json_reply(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=_encoder.encode(value), status=status, content_type="application/json")
+
+
+def error_reply(error: BarchanError, status: int = 0) -> web.Response:
+    """`status` is the router's own for requests that never reached an operation."""
+    return json_reply(error.body(), status or error.status)
+
+
+def internal(error: Exception) -> InternalError:
+    """For an exception that nobody expected. Its text may hold anything, so only its kind leaves."""
+    logger.error("request failed", exc_info=error)
+    return InternalError(f"unexpected {type(error).__name__}", hint="the API's log has the details")
+
+
+async def body_of(request: web.Request, type_: type[T]) -> T:
+    """The JSON body, strictly as `type_`. Raises `InvalidRequest` naming the field."""
+    if request.content_type not in ("application/json", "application/octet-stream"):
+        raise InvalidRequest(f"the body is {request.content_type}", field="Content-Type", hint="send application/json")
+    data = await request.read()
+    try:
+        return msgspec.json.decode(data or b"{}", type=type_)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), field=field_of(error)) from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidRequest(f"not JSON: {error}", field="body") from error
+
+
+def query_of(request: web.Request, known: frozenset[str]) -> dict[str, str]:
+    """The query. Unknown and repeated names are refused like unknown fields (`label` may repeat)."""
+    for name in request.query:
+        if name not in known:
+            raise InvalidRequest(f"unknown query parameter {name!r}", field=name)
+        if name != "label" and len(request.query.getall(name)) > 1:
+            raise InvalidRequest(f"{name} is given twice", field=name)
+    return dict(request.query)
+
+
+def number(text: str, field: str, base: int = 10) -> int:
+    try:
+        return int(text, base)
+    except ValueError as error:
+        raise InvalidRequest(f"{field}: {text[:40]!r} is not a number", field=field) from error
+
+
+def router_error(error: web.HTTPException) -> web.Response:
+    """What the HTTP library itself refused: no such path or method, a body too large, no upgrade."""
+    named = {404: "no such path", 405: "no such method here", 413: f"the body exceeds {MAX_BODY} bytes"}
+    reply = error_reply(InvalidRequest(named.get(error.status, error.reason)), error.status)
+    if "Allow" in error.headers:
+        reply.headers["Allow"] = error.headers["Allow"]
+    return reply
+
+
+class JsonHandler(web.RequestHandler[Any]):
+    """Answers in JSON also where a request was too broken to reach the application."""
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        if status >= 500:
+            error: BarchanError = internal(exc if isinstance(exc, Exception) else RuntimeError(str(exc)))
+        else:
+            error = InvalidRequest("not an HTTP request that can be understood")
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer was already begun")
+        reply = error_reply(error, status)
+        reply.force_close()
+        return reply

@@ -1,0 +1,104 @@
+"""Documents agree with the code: nothing undocumented, nothing promised that does not exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from barchan.api.routes import ROUTES
+from barchan.cli.main import COMMANDS, barchan
+from barchan.config import ApiConfig, NodeConfig
+from barchan.errors import tree
+from barchan.spec import Exec, ExecResult, Limits, SandboxSpec
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs/reference"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BARS = ROOT / "SPECIFICATION.md"
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by the words that call it, subcommands too."""
+    context = click.Context(barchan)
+    for name in COMMANDS:
+        command = barchan.get_command(context, name)
+        assert command
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {sub}", child) for sub, child in command.commands.items())
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda value: str(value))
+def test_command_is_documented(name: str, command: click.Command) -> None:
+    text = (REFERENCE / "cli.md").read_text()
+    section = re.search(rf"^### barchan {re.escape(name)}\b(.*?)(?=^##|\Z)", text, re.M | re.S)
+    assert section, f"docs/reference/cli.md has no section for barchan {name}"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden and parameter.name not in ("json", "data"):
+            assert f"`{max(parameter.opts, key=len)}" in section[1], parameter.opts
+
+
+@pytest.mark.parametrize("type_", [NodeConfig, ApiConfig, SandboxSpec, Limits, Exec, ExecResult])
+def test_setting_is_documented(type_: type[msgspec.Struct]) -> None:
+    text = (REFERENCE / "settings.md").read_text()
+    section = re.search(rf"^## {type_.__name__}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert section
+    rows = set(re.findall(r"^\| `(\w+)` \|", section[1], re.M))
+    assert rows == set(type_.__struct_fields__)
+
+
+def test_error_codes_are_documented() -> None:
+    text = (REFERENCE / "errors.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {error.code for error in tree()}
+
+
+def test_routes_are_documented() -> None:
+    text = (REFERENCE / "http.md").read_text()
+    rows = set(re.findall(r"^\| `([A-Z]+) (\S+)` \|", text, re.M))
+    assert rows == {(route.method, route.path) for route in ROUTES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/index.md").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert set(re.findall(r"\]\(([\w/.-]+\.md)\)", index)) == pages - {"index.md"}
+
+
+def promises() -> list[list[str]]:
+    """Rows of the tables in SPECIFICATION.md: promise, figure, what checks it."""
+    rows = [line.strip("| \n").split("|") for line in BARS.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    return [row for row in cells if not set(row[0]) <= {"-", " "} and row[0] != "promise"]
+
+
+@pytest.mark.parametrize("row", promises(), ids=lambda row: row[0][:50])
+def test_promise_names_its_check(row: list[str]) -> None:
+    _, figure, check = row
+    assert re.search(r"\d", figure), "a promise is a number"
+    benches = re.findall(r"`\./dev bench (\w+)`", check)
+    tests = re.findall(r"`(tests/\S+?\.(?:py|c))(?:::(\w+))?`", check)
+    assert benches or tests or check == "test pending", check
+    assert all((ROOT / f"bench/{name}.py").exists() for name in benches)
+    for path, function in tests:
+        assert function in (ROOT / path).read_text()
+
+
+def test_commands_in_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    known = {name for name, _ in commands()}
+    for words in re.findall(r"^(?:sudo )?barchan ([a-z]+(?: [a-z]+)?)", text, re.M):
+        assert words in known or words.split()[0] in known, words
+    dev = (ROOT / "dev").read_text()
+    for name in re.findall(r"\./dev ([a-z]+)", text):
+        assert re.search(rf"^    {name}\)", dev, re.M), name

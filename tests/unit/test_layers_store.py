@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+import struct
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from barchan.errors import EnvironmentNotFound, InvalidRequest, LayerCorrupt
+from barchan.layers.store import Layer, LayerStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(tmp_path / "layers")
+
+
+def image(content: bytes) -> bytes:
+    """As much of an EROFS image as the store looks at: magic, one block of 4096 bytes, and the content."""
+    superblock = struct.pack("<III", 0xE0F5E1E2, 0, 0) + bytes([12]) + bytes(23) + struct.pack("<I", 1)
+    return (bytes(1024) + superblock.ljust(128, b"\0") + content).ljust(4096, b"\0")
+
+
+def add(store: LayerStore, name: str, content: bytes) -> Layer:
+    with store.temporary() as work:
+        path = work / "image"
+        path.write_bytes(image(content))
+        return store.add(path, name, source="here", kind="test")
+
+
+def files(store: LayerStore) -> list[str]:
+    return sorted(path.name for path in (store.root / "sha256").iterdir())
+
+
+def test_added_image_is_found_by_name_version_and_digest(store: LayerStore) -> None:
+    layer = add(store, "base", b"one")
+    assert layer.version == 1
+    assert store.resolve("base") == store.resolve("base@1") == layer
+    assert store.resolve(layer.digest).path == layer.path
+    assert layer.path.read_bytes() == image(b"one")
+    assert layer.path.stat().st_mode & 0o777 == 0o400
+    assert not list((store.root / "tmp").iterdir())
+
+
+def test_versions_count_up_and_newest_wins(store: LayerStore) -> None:
+    first, second = add(store, "base", b"one"), add(store, "base", b"two")
+    assert (first.version, second.version) == (1, 2)
+    assert store.resolve("base") == second
+    assert store.resolve("base@1") == first
+    assert [(e.name, e.version, e.kind) for e in store.list()] == [("base", 1, "test"), ("base", 2, "test")]
+
+
+def test_ten_versions_are_ordered_as_numbers(store: LayerStore) -> None:
+    for number in range(11):
+        add(store, "base", b"%d" % number)
+    assert store.resolve("base").version == 11
+
+
+def test_same_content_again_is_the_same_layer(store: LayerStore) -> None:
+    first = add(store, "base", b"one")
+    inode = first.path.stat().st_ino
+    assert add(store, "base", b"one") == first
+    other = add(store, "other", b"one")
+    assert (other.digest, other.version) == (first.digest, 1)
+    assert len(files(store)) == 1
+    assert first.path.stat().st_ino == inode
+
+
+def test_going_back_to_older_content_is_a_new_version(store: LayerStore) -> None:
+    first = add(store, "base", b"one")
+    add(store, "base", b"two")
+    again = add(store, "base", b"one")
+    assert (again.digest, again.version) == (first.digest, 3)
+    assert len(files(store)) == 2
+
+
+def test_cut_short_copy_is_replaced_when_added_again(store: LayerStore) -> None:
+    layer = add(store, "base", b"one")
+    os.truncate(layer.path, 100)
+    add(store, "base", b"one")
+    store.verify(layer.digest)
+
+
+@pytest.mark.parametrize(
+    ("ref", "hint"), [("debain-12", "debian-12"), ("zzz", "known: debian-12"), ("debian-12@7", "versions: 1")]
+)
+def test_unknown_name_tells_near_ones(store: LayerStore, ref: str, hint: str) -> None:
+    add(store, "debian-12", b"one")
+    with pytest.raises(EnvironmentNotFound) as caught:
+        store.resolve(ref, "environment.base")
+    assert hint in caught.value.hint
+    assert caught.value.field == "environment.base"
+
+
+def test_empty_store_tells_how_to_begin(store: LayerStore) -> None:
+    with pytest.raises(EnvironmentNotFound) as caught:
+        store.resolve("debian-12")
+    assert "bootstrap" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "A", "a..b", "x" * 65])
+def test_wrong_name_is_refused_before_anything_is_written(store: LayerStore, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        add(store, name, b"one")
+    assert not files(store)
+    with pytest.raises(InvalidRequest):
+        store.resolve(name)
+
+
+def test_changed_content_is_noticed_and_named(store: LayerStore) -> None:
+    layer = add(store, "base", b"one")
+    store.check(layer)
+    layer.path.chmod(0o600)
+    with layer.path.open("r+b") as file:
+        file.seek(3000)
+        file.write(b"x")
+    with pytest.raises(LayerCorrupt) as caught:
+        store.check(layer)
+    assert layer.digest in caught.value.message
+    assert caught.value.hint
+    with pytest.raises(LayerCorrupt):
+        store.check(layer)
+
+
+def test_content_is_hashed_once_and_again_when_the_file_changed(store: LayerStore) -> None:
+    layer = add(store, "base", b"one")
+    stamp = store.root / "verified" / layer.path.stem
+    assert not stamp.exists(), "content that was never read back counts as verified"
+    store.check(layer)
+    before = stamp.stat().st_mtime_ns
+    store.check(layer)
+    assert stamp.stat().st_mtime_ns == before
+    os.utime(layer.path, ns=(1, 1))
+    store.check(layer)
+    assert stamp.stat().st_mtime_ns != before
+
+
+@pytest.mark.parametrize(
+    ("at", "said"), [(1024, "no EROFS superblock"), (2000, "cut short"), (500, "no EROFS superblock")]
+)
+def test_superblock_is_checked_even_when_the_stamp_fits(store: LayerStore, at: int, said: str) -> None:
+    layer = add(store, "base", b"one")
+    os.truncate(layer.path, at) if at != 1024 else layer.path.write_bytes(bytes(4096))
+    with pytest.raises(LayerCorrupt, match=said):
+        store.check(layer)
+
+
+def test_missing_image_is_corrupt_under_a_name_and_unknown_by_digest(store: LayerStore) -> None:
+    layer = add(store, "base", b"one")
+    layer.path.unlink()
+    with pytest.raises(LayerCorrupt):
+        store.resolve("base")
+    with pytest.raises(EnvironmentNotFound):
+        store.resolve(layer.digest)
+
+
+def test_remove_takes_only_what_no_name_needs(store: LayerStore) -> None:
+    shared, own = add(store, "a", b"one"), add(store, "a", b"two")
+    add(store, "b", b"one")
+    store.remove("a")
+    assert files(store) == [shared.path.name]
+    assert not own.path.exists()
+    with pytest.raises(EnvironmentNotFound):
+        store.resolve("a")
+    with pytest.raises(EnvironmentNotFound):
+        store.remove("a")
+    store.remove("b@1")
+    assert not files(store)
+
+
+def test_sweep_removes_only_what_no_process_owns(store: LayerStore) -> None:
+    tmp = store.root / "tmp"
+    (tmp / "99999999-gone").mkdir()
+    with store.temporary() as mine:
+        store.sweep()
+        assert [path.name for path in tmp.iterdir()] == [mine.name]
+
+
+def add_many(root: Path, worker: int) -> None:
+    store = LayerStore(root)
+    for number in range(10):
+        add(store, "base", b"%d-%d" % (worker, number))
+
+
+def test_processes_may_add_at_once(store: LayerStore) -> None:
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        list(pool.map(add_many, [store.root] * 4, range(4)))
+    assert [entry.version for entry in store.list()] == list(range(1, 41))
+    assert len({entry.digest for entry in store.list()}) == len(files(store)) == 40
