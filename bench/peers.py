@@ -112,12 +112,17 @@ class Podman:
         timed([*self._podman, "import", str(archive), "tiny"], scratch, quiet=True)
 
     def __call__(self) -> dict[str, float]:
-        return {"cycle": timed([*self._podman, "run", "--rm", "--network=none", *LIMITS, "tiny", "/bin/true"], self._cwd)}
+        return {
+            "cycle": timed([*self._podman, "run", "--rm", "--network=none", *LIMITS, "tiny", "/bin/true"], self._cwd)
+        }
 
 
 def main() -> None:
     rootfs, scratch = Path(sys.argv[1]), Path(sys.argv[2])
-    rounds: dict[str, Callable[[], dict[str, float]]] = {"crun": Crun(rootfs, scratch), "podman": Podman(rootfs, scratch)}
+    rounds: dict[str, Callable[[], dict[str, float]]] = {
+        "crun": Crun(rootfs, scratch),
+        "podman": Podman(rootfs, scratch),
+    }
     for line in sys.stdin:
         print(json.dumps(rounds[line.strip()]()), flush=True)
 

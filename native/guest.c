@@ -22,6 +22,7 @@
 #define CGROUP_FD 4
 #define BATCH 64
 
+uint8_t scratch[SCRATCH];
 static int epoll_fd;
 static void **graves;
 static size_t buried, grave_cap;
@@ -102,7 +103,7 @@ static int set_up(int listener)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (getpid() != 1)
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    umask(022);
+    umask(0); /* modes are given exactly; programs get 022 */
     if (listener != LISTEN_FD && dup2(listener, LISTEN_FD) < 0)
         return -1;
     syscall(SYS_close_range, CGROUP_FD + 1, ~0u, 0);

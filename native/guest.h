@@ -24,6 +24,9 @@ void source_watch(struct source *source, uint32_t events);
 /* Takes it out of epoll before closing: a child between fork and exec keeps the file open, and epoll would report it. */
 void source_close(struct source *source);
 uint64_t monotonic_ns(void);
+/* For bytes on their way, never across a return to the loop. Untouched, and so without memory, until first used. */
+#define SCRATCH (64u << 10)
+extern uint8_t scratch[SCRATCH];
 /* Frees after the current batch of events, which may still point into the block. */
 void free_later(void *block);
 
@@ -92,6 +95,8 @@ void ops_eof(struct op *op);
 void ops_ack(struct op *op, uint8_t stream, uint64_t offset);
 void ops_forget(struct op *op);
 void ops_credit_input(struct op *op);
+/* Credit for what was taken from the input, once it is worth a frame. */
+void ops_input_taken(struct op *op);
 void ops_set_deadline(struct op *op, uint64_t when);
 void ops_wake(struct op *op);
 /* Runs file operations for a slice each and deadlines that passed; how long the loop may sleep in ms, -1 for ever. */

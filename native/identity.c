@@ -27,7 +27,7 @@ struct text {
 static int read_text(const char *path, struct text *out)
 {
     struct stat st;
-    int fd = open_regular(path, O_RDONLY, &st);
+    int fd = open_regular(path, O_RDONLY, 0, &st);
     if (fd < 0)
         return errno;
     if (st.st_size > (off_t)ACCOUNTS_MAX) {

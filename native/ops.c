@@ -175,7 +175,7 @@ void ops_credit_input(struct op *op)
     link_control(F_CREDIT, STREAM_IN, op->id, &in->limit, sizeof in->limit);
 }
 
-static void credit_if_worthwhile(struct op *op)
+void ops_input_taken(struct op *op)
 {
     struct input *in = &op->in;
     if (!in->eof && in->received - in->ring.used + INPUT_KEPT - in->limit >= INPUT_KEPT / 4)
@@ -200,7 +200,7 @@ void ops_data(struct op *op, uint64_t offset, struct span data)
     in->received = end;
     if (op->class && op->class->input && !op->done)
         op->class->input(op);
-    credit_if_worthwhile(op);
+    ops_input_taken(op);
 }
 
 void ops_eof(struct op *op)

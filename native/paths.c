@@ -65,9 +65,9 @@ int open_path(int dir, const char *path, int flags, unsigned mode)
     return fd;
 }
 
-int open_regular(const char *path, int flags, struct stat *st)
+int open_regular(const char *path, int flags, unsigned mode, struct stat *st)
 {
-    int fd = open_path(AT_FDCWD, path, flags, 0);
+    int fd = open_path(AT_FDCWD, path, flags, mode);
     if (fd < 0)
         return -1;
     if (fstat(fd, st))

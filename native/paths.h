@@ -10,7 +10,7 @@
 /* Close-on-exec, without a controlling terminal, without waiting. */
 int open_path(int dir, const char *path, int flags, unsigned mode);
 /* A regular file, its status in `st`; EISDIR for a directory, EINVAL for anything else. */
-int open_regular(const char *path, int flags, struct stat *st);
+int open_regular(const char *path, int flags, unsigned mode, struct stat *st);
 /* Directory (O_PATH) that holds the last component of `path`, which is copied to `base`. EISDIR when the path ends in `/`, `.` or `..`. */
 int open_parent(const char *path, char base[NAME_MAX + 1]);
 /* An existing directory for reading; never through a link when `dir` is a descriptor and `name` one component. */

@@ -40,7 +40,6 @@ struct session {
 };
 
 static struct session *unreaped;
-static uint8_t scratch[32 << 10];
 
 /* ---- pipes of background processes whose operation is over: read, so that they never block, and dropped ---- */
 
@@ -242,7 +241,7 @@ static void input_ready(struct source *source, uint32_t events)
     struct input *in = container_of(source, struct input, pipe);
     (void)events;
     feed(in->op);
-    ops_credit_input(in->op);
+    ops_input_taken(in->op);
 }
 
 /* ---- ending ---- */

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -131,6 +132,7 @@ static void redirect(const struct spawn_plan *plan)
     sigset_t none;
     sigemptyset(&none);
     setsid();
+    umask(022);
     if (plan->in >= 0)
         dup2(plan->in, 0);
     dup2(plan->out, 1);

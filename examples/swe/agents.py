@@ -49,7 +49,9 @@ FIXED = (
 )
 WRONG = (
     Variant("wrong: integers only", loop(" and time + 1 > curr.expires"), 0),
-    Variant("wrong: other place", replace("return self.timer() < link.expires", "return self.timer() <= link.expires"), 0),
+    Variant(
+        "wrong: other place", replace("return self.timer() < link.expires", "return self.timer() <= link.expires"), 0
+    ),
     Variant("wrong: drops all", loop(""), 0),
 )
 IDLE = Variant("does nothing", (), 0)

@@ -1,9 +1,9 @@
 """The task: a real package with one bug seeded by a patch, cut into the layers that sandboxes are made of.
 
-    debian-12            base, shared by everybody
-    swe-workspace        the sdist with the bug in, without the two tests that show it
-    swe-tools            what the agents work with
-    swe-hidden           the whole test suite and its runner; only the verifier's sandboxes have it
+debian-12            base, shared by everybody
+swe-workspace        the sdist with the bug in, without the two tests that show it
+swe-tools            what the agents work with
+swe-hidden           the whole test suite and its runner; only the verifier's sandboxes have it
 """
 
 from __future__ import annotations

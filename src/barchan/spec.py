@@ -84,7 +84,7 @@ class SandboxSpec(_Value, frozen=True, kw_only=True):
     """Give the sandbox SYS_PTRACE over its own processes (debuggers)."""
 
 
-SandboxState = Literal["creating", "ready", "stopping", "stopped", "failed"]
+SandboxState = Literal["creating", "ready", "stopping", "stopped", "failing", "failed"]
 
 
 class SandboxInfo(_Value, frozen=True, kw_only=True):

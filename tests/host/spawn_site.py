@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from barchan.backends.spawner import Spawned, Spawner, SpawnFlag, SpawnRequest, install_guest
+from barchan.backends.spawner import NO_FLAGS, Spawned, Spawner, SpawnFlag, SpawnRequest, install_guest
 from barchan.kernel import syscalls
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +50,13 @@ class Box:
 
     async def run(self, *argv: str, uid: int = 0) -> Result:
         reader, writer = await asyncio.open_unix_connection(str(self.path))
-        writer.write(b"\0".join([str(uid).encode(), *(word.encode() for word in argv)]) + b"\0")
-        writer.write_eof()
-        output, _, code = (await reader.read()).decode().rpartition("\n#exit ")
-        writer.close()
-        await writer.wait_closed()
+        try:
+            writer.write(b"\0".join([str(uid).encode(), *(word.encode() for word in argv)]) + b"\0")
+            writer.write_eof()
+            output, _, code = (await reader.read()).decode().rpartition("\n#exit ")
+        finally:
+            writer.close()
+            await writer.wait_closed()
         return Result(int(code), output)
 
     async def sh(self, script: str, uid: int = 0) -> str:
@@ -113,8 +116,12 @@ class Site:
             yield replace(request, **changes), path, tree, group
 
     @contextlib.asynccontextmanager
-    async def box(self, spawner: Spawner, flags: SpawnFlag = SpawnFlag(0), **changes: object) -> AsyncIterator[Box]:
+    async def box(
+        self, spawner: Spawner, flags: SpawnFlag = NO_FLAGS, above: tuple[int, ...] = (), **changes: object
+    ) -> AsyncIterator[Box]:
+        """A running container, ended on leaving; `above`: further layers on top of the image."""
         with self.request(flags=flags, **changes) as (request, path, tree, group):
+            request = replace(request, layers=(*above, *request.layers))
             child = await spawner.spawn(request)
             try:
                 yield Box(child, path, tree, group, request.uid_base)
@@ -129,8 +136,6 @@ async def end(child: Spawned) -> None:
 
 
 def kill(child: Spawned) -> None:
-    import signal
-
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 

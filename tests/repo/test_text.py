@@ -47,11 +47,13 @@ def test_file_names_no_machine(path: Path) -> None:
     text = text_of(path)
     assert not re.search(rf"{re.escape(str(ROOT))}\b", text), "a path of the machine it was written on"
     assert not re.search(r"\.\." r"/shared\b|/home/[a-z]", text), "a path outside the repository"
-    assert not [host for host in package_hosts() if host in text], "package hosts come from apt's and pip's own settings"
+    assert not [host for host in package_hosts() if host in text], (
+        "package hosts come from apt's and pip's own settings"
+    )
 
 
 def test_python_files_have_no_bare_except() -> None:
-    bare = re.compile(r"^\s*except\s*:", re.M)
+    bare = re.compile(r"^\s*except\s*:", re.MULTILINE)
     assert not [path for path in files() if path.suffix == ".py" and bare.search(text_of(path))]
 
 

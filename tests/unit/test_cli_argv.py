@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from barchan.cli.argv import ProgramCommand, split, to_bytes
+from barchan.cli.argv import ProgramCommand, split
 
 VALUED = {"-e", "--env", "-w"}
 
@@ -54,7 +54,12 @@ def test_options_on_either_side_of_the_target(args: list[str]) -> None:
 
 
 def test_the_programs_options_are_never_ours() -> None:
-    assert command.main(["t", "sh", "-i", "-e", "x"], standalone_mode=False) == (False, (), "t", ("sh", "-i", "-e", "x"))
+    assert command.main(["t", "sh", "-i", "-e", "x"], standalone_mode=False) == (
+        False,
+        (),
+        "t",
+        ("sh", "-i", "-e", "x"),
+    )
     assert command.main(["t", "--", "-i"], standalone_mode=False) == (False, (), "t", ("-i",))
 
 
@@ -62,7 +67,3 @@ def test_the_programs_options_are_never_ours() -> None:
 def test_refused(args: list[str]) -> None:
     with pytest.raises(click.UsageError):
         command.main(args, standalone_mode=False)
-
-
-def test_arguments_are_bytes() -> None:
-    assert to_bytes(("a", "\udcff\udcfe", "ä")) == (b"a", b"\xff\xfe", "ä".encode())

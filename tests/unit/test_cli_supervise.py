@@ -89,7 +89,11 @@ async def test_starts_both_in_order_and_ends_them(stage: Stage) -> None:
         assert all(map(is_alive, processes))
 
     await stage.serving(stage.supervisor(), act)
-    assert [(e, d.get("service")) for e, d in stage.seen] == [("started", "api"), ("started", "node"), ("stopped", None)]
+    assert [(e, d.get("service")) for e, d in stage.seen] == [
+        ("started", "api"),
+        ("started", "node"),
+        ("stopped", None),
+    ]
     assert stage.seen[-1][1] == {"sandboxes": "left running"}
     assert len(processes) == 2 and not any(map(is_alive, processes))
     assert (record := read_record(stage.layout)) is not None and record.services == {}
@@ -103,6 +107,16 @@ async def test_settings_arrive_as_one_document(stage: Stage) -> None:
         assert '"name": "n"' in told.read_text() and f'"data": "{stage.layout.data}"' in told.read_text()
 
     await stage.serving(stage.supervisor(node=script), act)
+
+
+async def test_what_the_api_says_about_itself(stage: Stage) -> None:
+    said = "print(json.dumps({'ready': 'api', 'url': 'http://[::1]:4'}), flush=True); signal.pause()"
+    supervisor = stage.supervisor(api=said)
+
+    async def act() -> None:
+        assert supervisor.url == "http://[::1]:4"
+
+    await stage.serving(supervisor, act)
 
 
 async def test_a_killed_service_is_started_again(stage: Stage) -> None:

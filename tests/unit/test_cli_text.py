@@ -49,5 +49,11 @@ def test_table_shows_markup_and_controls_as_they_are(capsys: pytest.CaptureFixtu
 
 
 def test_numbers_for_people() -> None:
-    assert [size(n) for n in (0, 1023, 1536, 512 << 20, 3 << 40)] == ["0 B", "1023 B", "1.5 KiB", "512.0 MiB", "3.0 TiB"]
+    assert [size(n) for n in (0, 1023, 1536, 512 << 20, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "512.0 MiB",
+        "3.0 TiB",
+    ]
     assert [span(s) for s in (0, 90, 600, 7200, 86400 * 3)] == ["0 s", "90 s", "10 min", "2 h", "3 d"]

@@ -72,7 +72,7 @@ def test_unknown_name_is_refused(tmp_path: Path) -> None:
 
 def test_cache_is_bounded(tmp_path: Path) -> None:
     for number in range(bootstrap.KEPT + 3):
-        path = tmp_path / f"{number}.tar"
+        path = tmp_path / f"{number}.erofs"
         path.touch()
         os.utime(path, (number, number))
     bootstrap._bound(tmp_path)

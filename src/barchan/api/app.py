@@ -24,7 +24,8 @@ def make_app(dispatch: Dispatch, auth: Auth) -> web.Application:
     app[DISPATCH] = dispatch
     app[AUTH] = auth
     app[SCHEMA] = msgspec.json.encode(document(ROUTES))
-    app[CLIENTS] = set()
+    clients: set[web.WebSocketResponse] = set()
+    app[CLIENTS] = clients
     app.on_shutdown.append(_hang_up)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
@@ -43,7 +44,7 @@ async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         return router_error(error)
     except ConnectionError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001: whatever it is, the client gets a typed answer
         return error_reply(internal(error))
 
 

@@ -27,11 +27,12 @@ async def run(request: web.Request) -> web.StreamResponse:
 
 
 async def _collected(dispatch: Dispatch, message: StartExec, stdin: bytes | None) -> ExecAnswer:
-    streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT, on_event=lambda raw: started(raw))
+    streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
 
     def started(raw: bytes) -> None:
         streams.stdin.resume(unpack(raw, ExecStarted).stdin_offset)
 
+    streams.on_event = started
     call = await dispatch.open(message, on_frame=streams.on_frame)
     streams.attach(call)
     writer = asyncio.create_task(_write(streams.stdin, stdin)) if stdin is not None else None

@@ -9,6 +9,7 @@ import socket
 import ssl
 import stat
 from pathlib import Path
+from typing import Self
 
 from barchan.config import ApiConfig
 from barchan.errors import Conflict, InvalidRequest
@@ -33,7 +34,7 @@ class Opened:
     def _keep(self, sock: socket.socket) -> socket.socket:
         return self._stack.enter_context(sock)
 
-    def __enter__(self) -> Opened:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

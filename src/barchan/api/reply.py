@@ -72,7 +72,7 @@ def router_error(error: web.HTTPException) -> web.Response:
     return reply
 
 
-class JsonHandler(web.RequestHandler[Any]):
+class JsonHandler(web.RequestHandler):
     """Answers in JSON also where a request was too broken to reach the application."""
 
     def handle_error(

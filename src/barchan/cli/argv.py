@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 
@@ -40,8 +38,3 @@ def _wants_next(option: str, valued: set[str]) -> bool:
         if f"-{letter}" in valued:
             return i == len(option)
     return False
-
-
-def to_bytes(argv: tuple[str, ...]) -> tuple[bytes, ...]:
-    """As the kernel gave them to us, undecodable bytes included."""
-    return tuple(os.fsencode(part) for part in argv)

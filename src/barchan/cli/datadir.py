@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from barchan.cli.processes import ProcessRef
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import Conflict, InvalidRequest, NodeStorageFull
 from barchan.spec import check_name
+
+T = TypeVar("T")
 
 SOCKET_PATH_MOST = 107
 """Bytes in sockaddr_un."""
@@ -38,6 +40,11 @@ def encode_config(config: ApiConfig | NodeConfig | UpRecord) -> bytes:
     return msgspec.json.encode(config, enc_hook=str)
 
 
+def decode_config(data: bytes, type_: type[T]) -> T:
+    """Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(data, type=type_, dec_hook=_path_hook)
+
+
 def _path_hook(type_: type, value: Any) -> Any:
     if issubclass(type_, Path):
         return Path(value)
@@ -51,7 +58,7 @@ def log_path(layout: Layout) -> Path:
 def read_record(layout: Layout) -> UpRecord | None:
     """None when nothing was ever started here, or by a version whose record means nothing to this one."""
     try:
-        return msgspec.json.decode(_record_path(layout).read_bytes(), type=UpRecord, dec_hook=_path_hook)
+        return decode_config(_record_path(layout).read_bytes(), UpRecord)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

@@ -1,7 +1,8 @@
 """The two server processes: how one is started, told its settings, known to serve, and ended.
 
 A service is `python -m MODULE`. It reads its settings as one JSON document from stdin until end-of-file, writes one line
-`ready` to stdout when it serves (or an `ErrorBody` as JSON when it cannot), logs to stderr, and ends on SIGTERM.
+to stdout, logs to stderr, and ends on SIGTERM. The line is `ready` or a JSON object with a key `ready` when it serves, and
+an `ErrorBody` as JSON when it cannot.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -46,17 +48,17 @@ class Service:
         self._process = await spawn(self._module, self._config)
         return reference(self._process.pid)
 
-    async def ready(self) -> None:
-        """Wait until it serves. Otherwise ends it and raises what it said."""
+    async def ready(self) -> dict[str, Any]:
+        """Wait until it serves, and return what it says about itself. Otherwise ends it and raises what it said."""
         assert self._process is not None and self._process.stdout is not None
         try:
             async with asyncio.timeout(READY_SECONDS):
                 line = await self._process.stdout.readline()
         except (TimeoutError, ValueError):
             line = b""
-        if line.strip() == b"ready":
+        if (details := _readiness(line)) is not None:
             self._drain = asyncio.create_task(_discard(self._process.stdout))
-            return
+            return details
         await self.stop(1.0)
         raise _refusal(self.name, line, self._process.returncode)
 
@@ -81,6 +83,16 @@ class Service:
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             send(reference(self._process.pid), signal.SIGKILL)
+
+
+def _readiness(line: bytes) -> dict[str, Any] | None:
+    if line.strip() == b"ready":
+        return {}
+    try:
+        said = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return None
+    return said if isinstance(said, dict) and "ready" in said else None
 
 
 async def spawn(module: str, config: bytes, *arguments: str) -> asyncio.subprocess.Process:

@@ -54,7 +54,7 @@ def _end(process: ProcessRef) -> bool:
 def services_of(record: UpRecord) -> tuple[Service, ...]:
     """The API first: the node agent dials its socket."""
     return (
-        Service("api", "barchan.api.main", record.api),
+        Service("api", "barchan.cli.serve_api", record.api),
         Service("node", "barchan.node.main", record.node),
     )
 
@@ -70,6 +70,8 @@ class Supervisor:
         self._services = tuple(services) or services_of(record)
         self._stopping = asyncio.Event()
         self._interrupted = False
+        self.url = ""
+        """Where the API listens on TCP, with the port that was bound."""
 
     async def run(self, announce: Callable[[], None], *, also: Callable[[], None] | None = None) -> None:
         """Serve until a signal. `announce` is called once, when both serve; `also` every minute. Raises the first failure."""
@@ -122,8 +124,9 @@ class Supervisor:
         began = time.monotonic()
         process = await service.launch()
         self._save()
-        await service.ready()
+        said = await service.ready()
         seconds = round(time.monotonic() - began, 3)
+        self.url = said.get("url") or self.url
         self._report("started", {"service": service.name, "pid": process.pid, "seconds": seconds})
 
     async def _keep(self, service: Service) -> None:

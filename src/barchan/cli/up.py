@@ -10,11 +10,19 @@ from typing import Any
 
 import click
 
-from barchan.cli.session import Session, data_option, json_option
+from barchan.cli.session import Session, data_option, json_option, to_json
 from barchan.cli.text import plain
 from barchan.cli.values import ADDRESS, SIZE, is_loopback
 from barchan.config import ApiConfig, Layout, NodeConfig
-from barchan.errors import BarchanError, ErrorBody, FeatureMissing, InvalidRequest, NodeUnavailable, RequestTimeout
+from barchan.errors import (
+    BarchanError,
+    ErrorBody,
+    FeatureMissing,
+    InvalidRequest,
+    NodeUnavailable,
+    RequestTimeout,
+    from_body,
+)
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -84,12 +92,15 @@ def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int 
     for name in end_leftovers(before):
         report("ended", {"service": name, "how": "left by a killed supervisor"})
     name = node_name(options["name"], before)
-    supervisor = Supervisor(UpRecord(api=_api_config(layout, options), node=_node_config(layout, name, options)), report)
+    supervisor = Supervisor(
+        UpRecord(api=_api_config(layout, options), node=_node_config(layout, name, options)), report
+    )
 
     def announce() -> None:
-        report("ready", ready_details(layout, options))
+        details = ready_details(layout, supervisor.url)
+        report("ready", details)
         if tell is not None:
-            os.write(tell, b"ready")
+            os.write(tell, to_json({"ready": details}))
             os.close(tell)
 
     rotate = (lambda: put_aside(log_path(layout))) if tell is not None else None
@@ -98,9 +109,7 @@ def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int 
 
 def _api_config(layout: Layout, options: dict[str, Any]) -> ApiConfig:
     cert, key = (path and Path(os.path.abspath(path)) for path in (options["tls_cert"], options["tls_key"]))
-    return ApiConfig(
-        layout=layout, listen=options["listen"], insecure=options["insecure"], tls_cert=cert, tls_key=key
-    )
+    return ApiConfig(layout=layout, listen=options["listen"], insecure=options["insecure"], tls_cert=cert, tls_key=key)
 
 
 def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConfig:
@@ -108,13 +117,9 @@ def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConf
     return NodeConfig(layout=layout, name=name, **fields)
 
 
-def ready_details(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
+def ready_details(layout: Layout, url: str) -> dict[str, str]:
     details = {"api": f"unix:{layout.api_socket}", "token": str(layout.token)}
-    if options["listen"] is not None:
-        host, port = options["listen"]
-        scheme = "https" if options["tls_cert"] else "http"
-        details["listen"] = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    return details
+    return details | ({"listen": url} if url else {})
 
 
 def reporter(session: Session) -> Any:
@@ -135,9 +140,9 @@ def _in_background(session: Session, layout: Layout, options: dict[str, Any]) ->
     from barchan.cli.datadir import log_path
 
     log = log_path(layout)
-    told = in_background(log, lambda tell: _serve_detached(layout, options, tell))
-    if told == b"ready":
-        reporter(session)("ready", {**ready_details(layout, options), "log": str(log)})
+    told = _decode(in_background(log, lambda tell: _serve_detached(layout, options, tell)))
+    if "ready" in told:
+        reporter(session)("ready", {**told["ready"], "log": str(log)})
         return
     if not session.json:
         for line in last_lines(log):
@@ -146,8 +151,6 @@ def _in_background(session: Session, layout: Layout, options: dict[str, Any]) ->
 
 
 def _serve_detached(layout: Layout, options: dict[str, Any], tell: int) -> int:
-    from barchan.cli.session import to_json
-
     session = Session()
     try:
         _serve(session, layout, options, tell)
@@ -161,15 +164,18 @@ def _serve_detached(layout: Layout, options: dict[str, Any], tell: int) -> int:
     return 0
 
 
-def _told_error(told: bytes, log: Path) -> BarchanError:
+def _decode(told: bytes) -> dict[str, Any]:
     import msgspec
 
-    from barchan.errors import from_body
+    return msgspec.json.decode(told, type=dict[str, Any]) if told else {}
 
-    try:
-        return from_body(msgspec.json.decode(told, type=ErrorBody))
-    except msgspec.DecodeError:
+
+def _told_error(told: dict[str, Any], log: Path) -> BarchanError:
+    import msgspec
+
+    if not told:
         return NodeUnavailable("the server ended before it was ready", phase="start", hint=f"see {log}")
+    return from_body(msgspec.convert(told, ErrorBody))
 
 
 @click.command()
@@ -194,6 +200,4 @@ def down(session: Session, data: Path, keep_sandboxes: bool, timeout: float) -> 
     if record and record.supervisor and not end(record.supervisor, signal.SIGTERM, timeout):
         raise RequestTimeout(f"`barchan up` did not end within {timeout:g} s", hint=f"pid {record.supervisor.pid}")
     with locked(layout, wait=timeout):
-        asyncio.run(
-            take_down(layout, keep_sandboxes=keep_sandboxes, timeout=timeout, report=reporter(session))
-        )
+        asyncio.run(take_down(layout, keep_sandboxes=keep_sandboxes, timeout=timeout, report=reporter(session)))

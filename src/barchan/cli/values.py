@@ -18,6 +18,7 @@ else:  # generic only in recent releases of click
     _Type = click.ParamType
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+_ADDRESS = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]\s]+)):(\d{1,5})", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -32,11 +33,10 @@ def parse_size(text: str) -> int:
 
 def parse_address(text: str) -> tuple[str, int]:
     """`HOST:PORT`, `[IPV6]:PORT`."""
-    host, colon, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or (":" in bare and bare == host) or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match[3]) > 65535:
         raise InvalidRequest(f"{text!r} is not an address", hint="use HOST:PORT or [IPV6]:PORT")
-    return bare, int(port)
+    return match[1] or match[2], int(match[3])
 
 
 def is_loopback(host: str) -> bool:

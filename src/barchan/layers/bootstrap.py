@@ -1,14 +1,16 @@
 """A Debian base layer made from packages: `debian-12`, `debian-13`.
 
-mmdebstrap does the work, from the mirrors that the host's own apt uses. The result is kept as a tar, keyed by everything
-that went into it, so that it is fetched once.
+mmdebstrap does the work, from the mirrors that the host's own apt uses. The image is kept in a cache that outlives data
+directories and clones, keyed by everything that went into it, so that it is fetched and made once:
+
+    <cache>/<name>-<key>-<sha256>.erofs
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -18,15 +20,16 @@ from pathlib import Path
 import msgspec
 
 from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest
-from barchan.layers.sources import import_layer
-from barchan.layers.store import Layer, LayerStore
+from barchan.layers import erofs
+from barchan.layers.store import Layer, LayerStore, digest_of
 
 SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
 PACKAGES = ("ca-certificates", "patch", "python3", "python3-pytest")
 CACHE = Path("/var/cache/barchan/bootstrap")
 KEPT = 4
-"""Tars in the cache; the least recently used go first."""
+"""Images in the cache; the least recently used go first."""
 _DAY = 86400
+_TARGET = "\0target"
 _UNWANTED = ("doc", "info", "locale", "man")
 _TIDY = """cd "$1"
 rm -rf etc/resolv.conf etc/hostname var/cache/ldconfig/aux-cache var/lib/dbus/machine-id
@@ -36,9 +39,8 @@ find var/log -type f -exec truncate -s 0 {} +
 """Removes what mmdebstrap copied from the host, and what differs from run to run."""
 _OPTIONS = (
     "--mode=root",
-    "--format=tar",
+    "--format=directory",
     "--variant=minbase",
-    "--skip=output/dev,output/mknod",
     *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _UNWANTED),
     "--dpkgopt=path-include=/usr/share/locale/locale.alias",
     f"--customize-hook=set -e; {_TIDY}",
@@ -78,42 +80,61 @@ def bootstrap(
         raise InvalidRequest(f"cannot bootstrap {name!r}", field="name", hint="known: " + ", ".join(SUITES))
     mirrors = host_mirrors()
     command = _command(suite, tuple(sorted(packages)), mirrors)
+    key = f"{name}-{_key(command)}"
     cache.mkdir(mode=0o755, parents=True, exist_ok=True)
-    tar = cache / f"{name}-{_key(command)}.tar"
-    if tar.exists():
-        progress(f"using {tar}")
-        os.utime(tar)
-    else:
-        _make(command, tar, progress)
-        _bound(cache)
-    progress(f"converting {tar.stat().st_size >> 20} MiB to a layer")
-    return import_layer(store, name, tar, kind="bootstrap")
+    with store.temporary() as work:
+        image = work / "image"
+        if not _from_cache(cache, key, image):
+            _make(command, cache, key, progress)
+            if not _from_cache(cache, key, image):
+                raise CreateFailed(f"{cache} does not keep what is written to it", phase="bootstrap")
+        progress(f"adding {image.stat().st_size >> 20} MiB to the layers")
+        return store.add(image, name, source=" ".join((suite, *sorted(packages))), kind="bootstrap")
 
 
 def _command(suite: str, packages: tuple[str, ...], mirrors: Mirrors) -> tuple[str, ...]:
-    return ("mmdebstrap", *_OPTIONS, f"--include={','.join(packages)}", suite, "-", *mirrors.lines(suite))
+    """Complete but for the target, which stands where `_TARGET` is."""
+    return ("mmdebstrap", *_OPTIONS, f"--include={','.join(packages)}", suite, _TARGET, *mirrors.lines(suite))
 
 
 def _key(command: tuple[str, ...]) -> str:
     return hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
 
 
-def _make(command: tuple[str, ...], tar: Path, progress: Callable[[str], None]) -> None:
+def _from_cache(cache: Path, key: str, image: Path) -> bool:
+    """Copy the image of that key; one whose bytes are not what its name says is thrown away."""
+    for found in cache.glob(f"{key}-*.erofs"):
+        shutil.copyfile(found, image)
+        if digest_of(image) == found.stem.removeprefix(f"{key}-"):
+            os.utime(found)
+            return True
+        found.unlink(missing_ok=True)
+    return False
+
+
+def _make(command: tuple[str, ...], cache: Path, key: str, progress: Callable[[str], None]) -> None:
     """Into the cache under its name only when it is complete."""
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=tar.parent) as work:
-        part = Path(work) / "tar"
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as work:
         os.chmod(work, 0o755)
-        _mmdebstrap(command, part, Path(work), progress)
-        os.replace(part, tar)
+        tree, image = Path(work) / "tree", Path(work) / "image"
+        _mmdebstrap(command, tree, progress)
+        _empty_dev(tree)
+        progress("converting to an EROFS image")
+        # Later file times become the start of the day: the same packages on the same day give the same layer.
+        erofs.build(tree, image, epoch=int(time.time()) // _DAY * _DAY)
+        os.replace(image, cache / f"{key}-{digest_of(image)}.erofs")
+    _bound(cache)
 
 
-def _mmdebstrap(command: tuple[str, ...], out: Path, work: Path, progress: Callable[[str], None]) -> None:
-    # Later file times become the start of the day: the same packages on the same day give the same layer.
-    env = {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(work), "SOURCE_DATE_EPOCH": str(_today())}
-    progress("running " + shlex.join(("mmdebstrap", *command[-4:])))
+def _mmdebstrap(command: tuple[str, ...], tree: Path, progress: Callable[[str], None]) -> None:
+    real = [str(tree) if word == _TARGET else word for word in command]
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(tree.parent)}
+    progress("making the base system with mmdebstrap")
     last: list[str] = []
     try:
-        with out.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE, env=env) as process:
+        with subprocess.Popen(
+            real, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env
+        ) as process:
             assert process.stderr
             for raw in process.stderr:
                 line = raw.decode(errors="replace").rstrip()
@@ -129,13 +150,18 @@ def _mmdebstrap(command: tuple[str, ...], out: Path, work: Path, progress: Calla
         )
 
 
-def _today() -> int:
-    return int(time.time()) // _DAY * _DAY
+def _empty_dev(tree: Path) -> None:
+    """Every sandbox gets its own /dev; a layer holds no devices."""
+    dev = tree / "dev"
+    if dev.is_symlink() or dev.stat().st_dev != tree.stat().st_dev:
+        raise CreateFailed("mmdebstrap left a mount on /dev of the new system", phase="bootstrap")
+    shutil.rmtree(dev)
+    dev.mkdir(mode=0o755)
 
 
 def _bound(cache: Path) -> None:
-    tars = sorted(cache.glob("*.tar"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in tars[KEPT:]:
+    images = sorted(cache.glob("*.erofs"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in images[KEPT:]:
         path.unlink(missing_ok=True)
 
 

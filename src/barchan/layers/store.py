@@ -97,7 +97,7 @@ class LayerStore:
     def add(self, image: Path, name: str, *, source: str = "", kind: str = "") -> Layer:
         """Take over an image file that lies on the store's file system, under the next version of `name`."""
         check_name(name, "name")
-        digest = "sha256:" + _hash(image)
+        digest = "sha256:" + digest_of(image)
         path, size = self._place(image, digest)
         with self._locked(name) as directory:
             newest = max(self._versions(name), default=0)
@@ -193,7 +193,7 @@ class LayerStore:
         stamp = self._verified / refs.hex_of(digest)
         try:
             seen = _stamp_of(path)
-            found = _hash(path)
+            found = digest_of(path)
         except OSError as error:
             raise LayerCorrupt(f"layer {digest} cannot be read: {error}", hint=_REMEDY, phase="verify") from error
         if found != refs.hex_of(digest):
@@ -233,7 +233,8 @@ class LayerStore:
 _REMEDY = "remove it with `barchan env rm` and import it again"
 
 
-def _hash(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

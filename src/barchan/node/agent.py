@@ -115,7 +115,7 @@ class Agent:
             self.registry.touch(id, time.time())
             return sandbox
         row = self._row(id)
-        if row.state == "failed":
+        if row.state in ("failing", "failed"):
             raise SandboxUnavailable(f"sandbox {id} failed: {row.reason}")
         if row.state in ("stopping", "stopped"):
             raise SandboxStopped(f"sandbox {id} is {row.state}: {row.reason}")
@@ -197,9 +197,12 @@ class Agent:
     async def _failed(self, row: SandboxRow, error: Exception) -> BarchanError:
         """Remove what was made and say so in the registry. Returns the error for the caller."""
         typed = error if isinstance(error, BarchanError) else CreateFailed(str(error))
+        step = advance(self._row(row.id).state, "failed")
+        if step.action != "remove":
+            return typed  # it is being stopped: that removes it
         self._forget(row.id, typed)
         await self._backend(row.spec.backend).destroy(row.id)
-        await self.registry.update(row.id, state="failed", reason=str(typed))
+        await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=str(typed))
         await self.recorder.stop(row.id, str(typed))
         self.recorder.forget(row.id)
         return typed
@@ -228,17 +231,17 @@ class Agent:
             step = advance(self._row(row.id).state, event)
             if step.action != "remove":
                 return self.get(row.id)
-            await self.registry.update(row.id, state="stopping", reason=reason)
+            await self.registry.update(row.id, state=step.state, reason=reason)
             if (creating := self._creating.get(row.id)) is not None:
                 await asyncio.wait([creating])
-            failed = step.state == "failed"
-            error = (SandboxUnavailable if failed else SandboxStopped)(f"sandbox {row.id}: {reason}")
+            kind = SandboxUnavailable if step.state == "failing" else SandboxStopped
+            error = kind(f"sandbox {row.id}: {reason}")
             sandbox = self._forget(row.id, error)
             await self._backend(row.spec.backend).destroy(row.id)
             if sandbox is not None:
                 await sandbox.give_up_all(error)
             await self.recorder.stop(row.id, reason)
-            await self.registry.update(row.id, state="failed" if failed else "stopped", reason=reason)
+            await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
             self.recorder.forget(row.id)
             return self.get(row.id)
         finally:

@@ -1,10 +1,11 @@
 """The life of a sandbox as a pure state machine: an event in, the next state and what to do out.
 
     creating ──ready──▶ ready ──stop, expired──▶ stopping ──cleaned──▶ stopped
-        │                 │                          ▲
-        └──failed──▶ ┐    └──lost──▶ (remove) ───────┘ (ends as failed)
-        └──stop───▶ stopping
+        │                 │
+        ├──failed, lost───┴──lost──▶ failing ──cleaned──▶ failed
+        └──stop──▶ stopping
 
+While `stopping` or `failing` everything of it is being removed; only then are its host ids free for another.
 Every state change is durable before anybody is told. Events that a state does not know change nothing: stopping twice,
 losing what is being stopped.
 """
@@ -26,18 +27,19 @@ class Step(NamedTuple):
 
 _TABLE: dict[tuple[SandboxState, Event], Step] = {
     ("creating", "ready"): Step("ready", "tell_ready"),
-    ("creating", "failed"): Step("failed", "remove"),
+    ("creating", "failed"): Step("failing", "remove"),
+    ("creating", "lost"): Step("failing", "remove"),
+    ("creating", "agent_restarted"): Step("failing", "remove"),
     ("creating", "stop"): Step("stopping", "remove"),
     ("creating", "expired"): Step("stopping", "remove"),
-    ("creating", "lost"): Step("failed", "remove"),
-    ("creating", "agent_restarted"): Step("failed", "remove"),
     ("ready", "stop"): Step("stopping", "remove"),
     ("ready", "expired"): Step("stopping", "remove"),
-    ("ready", "lost"): Step("failed", "remove"),
+    ("ready", "lost"): Step("failing", "remove"),
     ("ready", "agent_restarted"): Step("ready", "adopt"),
-    ("stopping", "cleaned"): Step("stopped", "tell_ended"),
     ("stopping", "agent_restarted"): Step("stopping", "remove"),
-    ("failed", "cleaned"): Step("failed", "tell_ended"),
+    ("stopping", "cleaned"): Step("stopped", "tell_ended"),
+    ("failing", "agent_restarted"): Step("failing", "remove"),
+    ("failing", "cleaned"): Step("failed", "tell_ended"),
 }
 
 

@@ -11,9 +11,8 @@ await what they submit and call `room` before they take more from a guest.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple, Self, cast
 
 from barchan.config import Layout, NodeConfig
@@ -27,10 +26,10 @@ from barchan.errors import (
     ProtocolError,
     SandboxNotFound,
 )
+from barchan.node.recorded import Recorded
 from barchan.node.writer import Acknowledge, Job, Writer, by_need
-from barchan.spec import Exec, ExecId, ExecInfo, ExecResult, SandboxSpec
-from barchan.trajectory import walk
-from barchan.trajectory.index import Change, ExecState, Index
+from barchan.spec import Exec, ExecResult, SandboxSpec
+from barchan.trajectory.index import ExecState, Index
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import (
     Body,
@@ -53,8 +52,6 @@ from barchan.trajectory.redact import Redactor
 
 MAX_EXECS = 500_000
 """Commands of live sandboxes that one node keeps ready to answer for."""
-_PIECES, _RECORDS = 8, 32
-"""Read per hop to a thread."""
 
 Send = Callable[[int], None]
 
@@ -66,18 +63,16 @@ class Begun(NamedTuple):
     """False when this id with the same request is known: it must not be started again."""
 
 
-class Recorder:
+class Recorder(Recorded):
     """Use as a context manager: `async with await Recorder.open(…)`."""
 
     def __init__(self, log: Log, index: Index, redactor: Redactor, log_bytes: int) -> None:
         self.redactor = redactor
-        self._log = log
+        super().__init__(log, index.execs)
         self._index = index
         self._log_bytes = log_bytes
         self._segment = log.segments()[-1].number
         self._forgotten: list[str] = []
-        self._view = {name: dict(execs) for name, execs in index.execs.items()}
-        """What the loop sees: commands whose records are written, ends only once they are durable."""
         self._writer = Writer("recorder", self._commit, self._publish)
 
     @classmethod
@@ -246,55 +241,14 @@ class Recorder:
 
         await self._writer.submit(Job(run))
 
-    # --- reads
-
-    def exec_state(self, sandbox: str, exec_id: str) -> ExecState | None:
-        return self._view.get(sandbox, {}).get(exec_id)
-
-    def running(self, sandbox: str) -> list[ExecState]:
-        """Begun and not ended, in order of seq."""
-        return [state for state in self._view.get(sandbox, {}).values() if not state.ended]
+    def forget(self, sandbox: str) -> None:
+        """After its stop: nothing more can be recorded, and its segments may be removed when space is needed."""
+        self._writer.submit(Job(lambda: self._forgotten.append(sandbox)))
 
     def last_seq(self, sandbox: str) -> int:
         """0 for a sandbox without a record."""
         state = self._index.sandboxes.get(sandbox)
         return state.last_seq if state else 0
-
-    async def execs(self, sandbox: str) -> list[ExecInfo]:
-        """In the order in which they began."""
-        states = list(self._view.get(sandbox, {}).values())
-        return await asyncio.to_thread(lambda: [self._info(state) for state in states])
-
-    async def request(self, sandbox: str, exec_id: str) -> Exec:
-        """As recorded: secrets are digests."""
-        return await asyncio.to_thread(self._read_request, self._seen(sandbox, exec_id))
-
-    async def result(self, sandbox: str, exec_id: str) -> ExecResult | None:
-        """None while it runs."""
-        state = self._seen(sandbox, exec_id)
-        return await asyncio.to_thread(self._read_result, state.newest) if state.ended else None
-
-    def read_output(self, sandbox: str, exec_id: str, stream: int, offset: int = 0) -> AsyncIterator[bytes]:
-        """What is recorded now, from `offset` on. To go on live, subscribe at `exec_state(…)`'s total first."""
-        return self._pieces(self._seen(sandbox, exec_id), stream, offset)
-
-    async def _pieces(self, state: ExecState, stream: int, offset: int) -> AsyncIterator[bytes]:
-        places = await asyncio.to_thread(walk.output_places, self._log, state.newest, stream, offset)
-        for at in range(0, len(places), _PIECES):
-            some = places[at : at + _PIECES]
-            for piece in await asyncio.to_thread(walk.output_pieces, self._log, some, offset):
-                yield piece
-
-    async def history(self, sandbox: str) -> AsyncIterator[Record]:
-        """Every record of a sandbox that is still kept, also of a forgotten one, in order. Reads whole segments."""
-        mine = (record for _, record in self._log.scan(sandbox=sandbox) if record.sandbox == sandbox)
-        while some := await asyncio.to_thread(lambda: list(itertools.islice(mine, _RECORDS))):
-            for record in some:
-                yield record
-
-    def forget(self, sandbox: str) -> None:
-        """After its stop: nothing more can be recorded, and its segments may be removed when space is needed."""
-        self._writer.submit(Job(lambda: self._forgotten.append(sandbox)))
 
     # --- in the thread
 
@@ -367,32 +321,6 @@ class Recorder:
             return self._execs(sandbox)[exec_id]
         except KeyError:
             raise ExecNotFound(f"sandbox {sandbox} has no command {exec_id}") from None
-
-    def _info(self, state: ExecState) -> ExecInfo:
-        argv = self._read_request(state).argv
-        result = self._read_result(state.newest) if state.ended else None
-        return ExecInfo(id=ExecId(state.id), argv=argv, started=state.started, result=result)
-
-    def _read_request(self, state: ExecState) -> Exec:
-        return cast(ExecBegun, self._log.read(state.first).body).request
-
-    def _read_result(self, position: Position) -> ExecResult:
-        return cast(ExecEnded, self._log.read(position).body).result
-
-    # --- in the loop
-
-    def _publish(self, news: tuple[list[Change], list[str]]) -> None:
-        changes, forgotten = news
-        for sandbox, state in changes:
-            self._view.setdefault(sandbox, {})[state.id] = state
-        for sandbox in forgotten:
-            self._view.pop(sandbox, None)
-
-    def _seen(self, sandbox: str, exec_id: str) -> ExecState:
-        state = self.exec_state(sandbox, exec_id)
-        if state is None:
-            raise ExecNotFound(f"sandbox {sandbox} has no command {exec_id}")
-        return state
 
 
 def _repeated(known: ExecState, digest: bytes) -> Begun:

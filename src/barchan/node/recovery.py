@@ -29,6 +29,7 @@ async def _recover_one(agent: Agent, row: SandboxRow) -> None:
         reason = await _adopt(agent, row)
         if not reason:
             return
+        step = advance(row.state, "lost")
     else:
         reason = row.reason or "the node agent ended while it was being created"
     logger.warning("sandbox %s: %s", row.id, reason)
@@ -38,7 +39,7 @@ async def _recover_one(agent: Agent, row: SandboxRow) -> None:
         error
     )
     await agent.recorder.stop(row.id, reason)
-    await agent.registry.update(row.id, state="stopped" if step.state == "stopping" else "failed", reason=reason)
+    await agent.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
     agent.recorder.forget(row.id)
 
 

@@ -9,127 +9,45 @@ readable by root alone as the whole data directory is, because later commands ne
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self, TypedDict, Unpack, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Self, Unpack, cast
 
 import apsw
 import msgspec
 
 from barchan.config import Layout
-from barchan.errors import BarchanError, Conflict, InternalError, NodeStorageFull, SandboxNotFound
+from barchan.errors import BarchanError, Conflict, SandboxNotFound
+from barchan.node.rows import (
+    DROP,
+    DROP_SECRETS,
+    ENDED,
+    PUT,
+    PUT_SECRET,
+    SECRETS,
+    Fields,
+    SandboxRow,
+    Table,
+    load,
+    named,
+    stored,
+)
 from barchan.node.writer import Acknowledge, Job, Writer
 from barchan.spec import SandboxSpec, SandboxState
 from barchan.trajectory.redact import Redactor
 
-SCHEMA = 1
+__all__ = ["Claim", "Registry", "SandboxRow"]
+
 HISTORY, HISTORY_SECONDS = 10_000, 86400.0
 """How many ended sandboxes are remembered, and for how long."""
 TOUCH_SECONDS = 20.0
 """Uses are on disk after this time at the latest, plus one commit."""
-_ENDED = ("stopped", "failed")
-
-
-class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One sandbox. Times are Unix seconds."""
-
-    id: str
-    state: SandboxState
-    spec: SandboxSpec
-    """Secrets are keyed digests."""
-    create_key: str = ""
-    digest: bytes
-    """Of the request."""
-    uid_slot: int = -1
-    pid: int = 0
-    pid_start: int = 0
-    """Start time of the process in clock ticks, field 22 of /proc/PID/stat."""
-    cgroup: str = ""
-    boot: str = ""
-    """Boot id of the host when it was created."""
-    created: float
-    last_used: float
-    expires: float
-    ended: float = 0.0
-    reason: str = ""
-    ready_ms: float = 0.0
-    handles: bytes = b""
-    """Whatever the node needs to recover or remove it."""
-
-
-class Fields(TypedDict, total=False):
-    """What `update` may change."""
-
-    state: SandboxState
-    spec: SandboxSpec
-    uid_slot: int
-    pid: int
-    pid_start: int
-    cgroup: str
-    boot: str
-    last_used: float
-    expires: float
-    reason: str
-    ready_ms: float
-    handles: bytes
 
 
 class Claim(NamedTuple):
     row: SandboxRow
     fresh: bool
     """False when the key was claimed before."""
-
-
-_COLUMNS = SandboxRow.__struct_fields__
-_TABLES = """
-CREATE TABLE sandboxes (
-  id TEXT PRIMARY KEY, state TEXT NOT NULL, spec BLOB NOT NULL, create_key TEXT NOT NULL, digest BLOB NOT NULL,
-  uid_slot INTEGER NOT NULL, pid INTEGER NOT NULL, pid_start INTEGER NOT NULL, cgroup TEXT NOT NULL, boot TEXT NOT NULL,
-  created REAL NOT NULL, last_used REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,
-  ready_ms REAL NOT NULL, handles BLOB NOT NULL
-) STRICT;
-CREATE UNIQUE INDEX sandboxes_key ON sandboxes(create_key) WHERE create_key != '';
-CREATE TABLE secrets (
-  sandbox TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (sandbox, name)
-) STRICT, WITHOUT ROWID;
-"""
-_ALL = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes ORDER BY created"
-_PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-
-_DROP = "DELETE FROM sandboxes WHERE id = ?"
-_PUT_SECRET = "INSERT INTO secrets (sandbox, name, value) VALUES (?, ?, ?)"
-_DROP_SECRETS = "DELETE FROM secrets WHERE sandbox = ?"
-_SECRETS = "SELECT name, value FROM secrets WHERE sandbox = ?"
-
-
-class _Table:
-    """Rows by id, in order of their claims. The thread and the loop have one each, so that neither sees half a group."""
-
-    def __init__(self, rows: Iterable[SandboxRow]) -> None:
-        self.rows: dict[str, SandboxRow] = {}
-        self.keys: dict[str, str] = {}
-        self.ended: dict[str, float] = {}
-        """When, oldest first."""
-        self.merge({row.id: row for row in rows})
-
-    def merge(self, changed: Mapping[str, SandboxRow | None]) -> None:
-        for id, row in changed.items():
-            if row is None:
-                self._drop(id)
-                continue
-            self.rows[id] = row
-            if row.create_key:
-                self.keys[row.create_key] = id
-            if row.ended:
-                self.ended.setdefault(id, row.ended)
-
-    def _drop(self, id: str) -> None:
-        row = self.rows.pop(id, None)
-        self.ended.pop(id, None)
-        if row and row.create_key:
-            self.keys.pop(row.create_key, None)
 
 
 class Registry:
@@ -141,9 +59,9 @@ class Registry:
         self._connection = connection
         self._redactor = redactor
         self._clock = clock
-        self._table = _Table(rows)
+        self._table = Table(rows)
         self._staged: dict[str, SandboxRow | None] = {}
-        self._view = _Table(rows)
+        self._view = Table(rows)
         self._touched: dict[str, float] = {}
         self._flush: asyncio.TimerHandle | None = None
         self._writer = Writer("registry", self._commit, self._view.merge)
@@ -153,9 +71,10 @@ class Registry:
         cls, layout: Layout, redactor: Redactor | None = None, *, clock: Callable[[], float] = time.time
     ) -> Self:
         """Load every row. Raises `NodeStorageFull`, and `InternalError` for a damaged file or a newer schema."""
-        key = redactor or await asyncio.to_thread(Redactor.load, layout.data)
-        connection, rows = await asyncio.to_thread(_load, layout.registry)
-        return cls(connection, rows, key, clock)
+        if redactor is None:
+            redactor = await asyncio.to_thread(Redactor.load, layout.data)
+        connection, rows = await asyncio.to_thread(load, layout.registry)
+        return cls(connection, rows, redactor, clock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,7 +116,7 @@ class Registry:
             if known := self._claimed(row):
                 return Claim(known, False)
             self._staged[id] = row
-            self._connection.executemany(_PUT_SECRET, [(id, name, value) for name, value in spec.secrets.items()])
+            self._connection.executemany(PUT_SECRET, [(id, name, value) for name, value in spec.secrets.items()])
             return Claim(row, True)
 
         return cast(Claim, await self._submit(run))
@@ -218,7 +137,7 @@ class Registry:
                 raise Conflict(f"sandbox {id} is {row.state}", field="state")
             changed = self._changed(row, fields)
             if changed.ended and not row.ended:
-                self._connection.execute(_DROP_SECRETS, (id,))
+                self._connection.execute(DROP_SECRETS, (id,))
             self._staged[id] = changed
             return changed
 
@@ -256,7 +175,7 @@ class Registry:
 
     async def secrets(self, id: str) -> dict[str, str]:
         """Values; empty once the sandbox has ended."""
-        return cast(dict[str, str], await self._submit(lambda: dict(self._connection.execute(_SECRETS, (id,)))))
+        return cast(dict[str, str], await self._submit(lambda: dict(self._connection.execute(SECRETS, (id,)))))
 
     # --- in the thread
 
@@ -268,9 +187,9 @@ class Registry:
                 for job in jobs:
                     _attempt(job)
                 self._purge()
-                self._connection.executemany(_PUT, [_stored(row) for row in self._staged.values() if row])
+                self._connection.executemany(PUT, [stored(row) for row in self._staged.values() if row])
         except apsw.Error as error:
-            raise _named(error) from error
+            raise named(error) from error
         self._table.merge(self._staged)
         acknowledge(jobs, self._staged)
 
@@ -294,12 +213,12 @@ class Registry:
     def _changed(self, row: SandboxRow, fields: Fields) -> SandboxRow:
         changed = msgspec.structs.replace(row, **fields)
         spec = msgspec.structs.replace(changed.spec, secrets=row.spec.secrets)
-        ended = row.ended or (self._clock() if changed.state in _ENDED else 0.0)
+        ended = row.ended or (self._clock() if changed.state in ENDED else 0.0)
         return msgspec.structs.replace(changed, spec=spec, ended=ended)
 
     def _remove(self, id: str) -> None:
-        self._connection.execute(_DROP_SECRETS, (id,))
-        self._connection.execute(_DROP, (id,))
+        self._connection.execute(DROP_SECRETS, (id,))
+        self._connection.execute(DROP, (id,))
         self._staged[id] = None
 
     def _purge(self) -> None:
@@ -344,61 +263,3 @@ def _attempt(job: Job) -> None:
         job.value = job.run()
     except BarchanError as error:
         job.error = error
-
-
-def _load(path: Path) -> tuple[apsw.Connection, list[SandboxRow]]:
-    try:
-        _make_private(path)
-        connection = apsw.Connection(str(path))
-        connection.set_busy_timeout(5000)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-        _make_tables(connection, path)
-        return connection, [_row(values) for values in connection.execute(_ALL)]
-    except apsw.Error as error:
-        raise _named(error) from error
-    except OSError as error:
-        raise InternalError(f"{path} cannot be opened: {error.strerror}") from error
-
-
-def _make_private(path: Path) -> None:
-    """SQLite gives its other files the mode of this one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _make_tables(connection: apsw.Connection, path: Path) -> None:
-    version = connection.pragma("user_version")
-    if version not in (0, SCHEMA):
-        raise InternalError(
-            f"{path} has schema {version}, this program knows {SCHEMA}", hint="start the version that wrote it"
-        )
-    if version == 0:
-        with connection:
-            connection.execute(_TABLES)
-            connection.pragma("user_version", SCHEMA)
-
-
-def _stored(row: SandboxRow) -> tuple[Any, ...]:
-    values = (getattr(row, name) for name in _COLUMNS)
-    return tuple(msgspec.msgpack.encode(value) if isinstance(value, SandboxSpec) else value for value in values)
-
-
-def _row(values: tuple[Any, ...]) -> SandboxRow:
-    fields = dict(zip(_COLUMNS, values, strict=True))
-    try:
-        fields["spec"] = msgspec.msgpack.decode(fields["spec"], type=SandboxSpec)
-        return SandboxRow(**fields)
-    except msgspec.MsgspecError as error:
-        raise InternalError(f"registry: sandbox {fields['id']} cannot be read: {error}") from error
-
-
-def _named(error: apsw.Error) -> BarchanError:
-    if isinstance(error, apsw.FullError):
-        return NodeStorageFull("no space left for the registry", hint="free space below the data directory")
-    return InternalError(f"registry: {error}")

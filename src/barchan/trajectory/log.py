@@ -63,7 +63,11 @@ class Log:
 
     @classmethod
     def open(
-        cls, directory: Path, segment_bytes: int, *, visit: Visit | None = None,
+        cls,
+        directory: Path,
+        segment_bytes: int,
+        *,
+        visit: Visit | None = None,
         fdatasync: Callable[[int], None] = os.fdatasync,
     ) -> Self:
         """Read every segment, calling `visit` for each record in order, and make the last one ready to append.

@@ -60,8 +60,15 @@ class Kind(IntEnum):
 
 OPERATION = frozenset(
     (
-        Kind.EXEC_BEGIN, Kind.OUTPUT, Kind.INPUT, Kind.INPUT_END, Kind.SIGNAL, Kind.RESIZE, Kind.EXEC_END,
-        Kind.FILE, Kind.FILE_END,
+        Kind.EXEC_BEGIN,
+        Kind.OUTPUT,
+        Kind.INPUT,
+        Kind.INPUT_END,
+        Kind.SIGNAL,
+        Kind.RESIZE,
+        Kind.EXEC_END,
+        Kind.FILE,
+        Kind.FILE_END,
     )
 )
 """Kinds that belong to one command or file operation; the others belong to the sandbox as a whole."""
@@ -152,7 +159,17 @@ class Unread(_Body, frozen=True):
 
 
 Body = (
-    Created | ExecBegun | Output | Input | InputEnd | Signal | ExecEnded | FileBegun | FileEnded | Stopped | Event
+    Created
+    | ExecBegun
+    | Output
+    | Input
+    | InputEnd
+    | Signal
+    | ExecEnded
+    | FileBegun
+    | FileEnded
+    | Stopped
+    | Event
     | Unread
 )
 

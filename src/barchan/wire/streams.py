@@ -106,6 +106,10 @@ class ByteReceiver:
         self.ended = True
         self._notify()
 
+    def finish(self) -> None:
+        self.ended = True
+        self._notify()
+
     def fail(self, error: BarchanError) -> None:
         """Readers get `error` after what has already arrived."""
         self._error = error
@@ -164,6 +168,7 @@ class ByteSender:
         self._kept: deque[tuple[int, bytes]] = deque()
         self._eof = False
         self._finished = False
+        self._stopped = False
         self._error: BarchanError | None = None
         self._wake: asyncio.Future[None] | None = None
 
@@ -190,9 +195,16 @@ class ByteSender:
         self._error = error
         self._notify()
 
+    def stop(self) -> None:
+        """The other side wants no more: writes return at once and their bytes go nowhere, as with a program that ended."""
+        self._stopped = True
+        self._notify()
+
     async def write(self, data: bytes | memoryview) -> None:
         """Returns when all of it was put on the link, not when the program read it. One writer at a time."""
         view = memoryview(data).cast("B")
+        if self._stopped:
+            return
         for at in range(0, len(view), CHUNK):
             piece = bytes(view[at : at + CHUNK])
             self._kept.append((self.offset, piece))
@@ -206,7 +218,7 @@ class ByteSender:
         self._pump()
 
     async def _drained(self) -> None:
-        while self._sent < self.offset or not self._running:
+        while not self._stopped and (self._sent < self.offset or not self._running):
             if self._error is not None:
                 raise self._error
             self._wake = asyncio.get_running_loop().create_future()
@@ -258,13 +270,13 @@ class CallStreams:
         taking: Taking = Taking.BUFFER,
         stdout_offset: int = 0,
         stderr_offset: int = 0,
-        on_event: Callable[[bytes], None] | None = None,
     ) -> None:
         self.stdout = ByteReceiver(partial(self._credit, STDOUT), offset=stdout_offset, taking=taking)
         self.stderr = ByteReceiver(partial(self._credit, STDERR), offset=stderr_offset, taking=taking)
         self.stdin = ByteSender(self._data, self._eof)
         self._opened = [(self.stdout, self.stderr)[stream - 1] for stream in outputs]
-        self._on_event = on_event
+        self.on_event: Callable[[bytes], None] | None = None
+        """Receives the payload of EVENT frames."""
         self._call: Call | None = None
 
     def attach(self, call: Call) -> None:
@@ -278,6 +290,13 @@ class CallStreams:
         """The connection is gone. What was received stays."""
         self._call = None
         self.stdin.suspend()
+
+    def finish(self) -> None:
+        """The call was answered: what has not ended by itself has nothing more."""
+        self._call = None
+        self.stdout.finish()
+        self.stderr.finish()
+        self.stdin.stop()
 
     def fail(self, error: BarchanError) -> None:
         """Nothing more will come; readers and the writer get `error`."""
@@ -300,8 +319,8 @@ class CallStreams:
             self._output(frame.stream).feed_eof(*decode_eof(frame.payload))
         elif frame.type == FrameType.CREDIT:
             self.stdin.grant(decode_u64(frame.payload))
-        elif frame.type == FrameType.EVENT and self._on_event is not None:
-            self._on_event(frame.payload)
+        elif frame.type == FrameType.EVENT and self.on_event is not None:
+            self.on_event(frame.payload)
 
     def _output(self, stream: int) -> ByteReceiver:
         if stream not in (STDOUT, STDERR):

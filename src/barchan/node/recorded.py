@@ -1,0 +1,90 @@
+"""What is recorded of sandboxes, for the event loop to ask: commands from memory, everything else from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
+
+from barchan.errors import ExecNotFound
+from barchan.spec import Exec, ExecId, ExecInfo, ExecResult
+from barchan.trajectory import walk
+from barchan.trajectory.index import Change, ExecState
+from barchan.trajectory.log import Log
+from barchan.trajectory.record import ExecBegun, ExecEnded, Position, Record
+
+_PIECES, _RECORDS = 8, 32
+"""Read per hop to a thread."""
+
+
+class Recorded:
+    """Commands are seen once their records are written, their ends only once they are durable."""
+
+    def __init__(self, log: Log, execs: Mapping[str, Mapping[str, ExecState]]) -> None:
+        self._log = log
+        self._view = {name: dict(states) for name, states in execs.items()}
+
+    def exec_state(self, sandbox: str, exec_id: str) -> ExecState | None:
+        return self._view.get(sandbox, {}).get(exec_id)
+
+    def running(self, sandbox: str) -> list[ExecState]:
+        """Begun and not ended, in order of seq."""
+        return [state for state in self._view.get(sandbox, {}).values() if not state.ended]
+
+    async def execs(self, sandbox: str) -> list[ExecInfo]:
+        """In the order in which they began."""
+        states = list(self._view.get(sandbox, {}).values())
+        return await asyncio.to_thread(lambda: [self._info(state) for state in states])
+
+    async def request(self, sandbox: str, exec_id: str) -> Exec:
+        """As recorded: secrets are digests."""
+        return await asyncio.to_thread(self._read_request, self._seen(sandbox, exec_id))
+
+    async def result(self, sandbox: str, exec_id: str) -> ExecResult | None:
+        """None while it runs."""
+        state = self._seen(sandbox, exec_id)
+        return await asyncio.to_thread(self._read_result, state.newest) if state.ended else None
+
+    def read_output(self, sandbox: str, exec_id: str, stream: int, offset: int = 0) -> AsyncIterator[bytes]:
+        """What is recorded now, from `offset` on. To go on live, subscribe at `exec_state(…)`'s total first."""
+        return self._pieces(self._seen(sandbox, exec_id), stream, offset)
+
+    async def _pieces(self, state: ExecState, stream: int, offset: int) -> AsyncIterator[bytes]:
+        places = await asyncio.to_thread(walk.output_places, self._log, state.newest, stream, offset)
+        for at in range(0, len(places), _PIECES):
+            some = places[at : at + _PIECES]
+            for piece in await asyncio.to_thread(walk.output_pieces, self._log, some, offset):
+                yield piece
+
+    async def history(self, sandbox: str) -> AsyncIterator[Record]:
+        """Every record of a sandbox that is still kept, also of a forgotten one, in order. Reads whole segments."""
+        mine = (record for _, record in self._log.scan(sandbox=sandbox) if record.sandbox == sandbox)
+        while some := await asyncio.to_thread(lambda: list(itertools.islice(mine, _RECORDS))):
+            for record in some:
+                yield record
+
+    def _publish(self, news: tuple[list[Change], list[str]]) -> None:
+        """Take in changed commands and drop forgotten sandboxes."""
+        changes, forgotten = news
+        for sandbox, state in changes:
+            self._view.setdefault(sandbox, {})[state.id] = state
+        for sandbox in forgotten:
+            self._view.pop(sandbox, None)
+
+    def _seen(self, sandbox: str, exec_id: str) -> ExecState:
+        state = self.exec_state(sandbox, exec_id)
+        if state is None:
+            raise ExecNotFound(f"sandbox {sandbox} has no command {exec_id}")
+        return state
+
+    def _info(self, state: ExecState) -> ExecInfo:
+        argv = self._read_request(state).argv
+        result = self._read_result(state.newest) if state.ended else None
+        return ExecInfo(id=ExecId(state.id), argv=argv, started=state.started, result=result)
+
+    def _read_request(self, state: ExecState) -> Exec:
+        return cast(ExecBegun, self._log.read(state.first).body).request
+
+    def _read_result(self, position: Position) -> ExecResult:
+        return cast(ExecEnded, self._log.read(position).body).result

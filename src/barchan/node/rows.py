@@ -1,0 +1,169 @@
+"""Rows of the registry: their type, their tables in SQLite, and the table in memory that mirrors them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import apsw
+import msgspec
+
+from barchan.errors import BarchanError, InternalError, NodeStorageFull
+from barchan.spec import SandboxSpec, SandboxState
+
+SCHEMA = 1
+ENDED = ("stopped", "failed")
+
+
+class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One sandbox. Times are Unix seconds."""
+
+    id: str
+    state: SandboxState
+    spec: SandboxSpec
+    """Secrets are keyed digests."""
+    create_key: str = ""
+    digest: bytes
+    """Of the request."""
+    uid_slot: int = -1
+    pid: int = 0
+    pid_start: int = 0
+    """Start time of the process in clock ticks, field 22 of /proc/PID/stat."""
+    cgroup: str = ""
+    boot: str = ""
+    """Boot id of the host when it was created."""
+    created: float
+    last_used: float
+    expires: float
+    ended: float = 0.0
+    reason: str = ""
+    ready_ms: float = 0.0
+    handles: bytes = b""
+    """Whatever the node needs to recover or remove it."""
+
+
+class Fields(TypedDict, total=False):
+    """What `update` may change."""
+
+    state: SandboxState
+    spec: SandboxSpec
+    uid_slot: int
+    pid: int
+    pid_start: int
+    cgroup: str
+    boot: str
+    last_used: float
+    expires: float
+    reason: str
+    ready_ms: float
+    handles: bytes
+
+
+_COLUMNS = SandboxRow.__struct_fields__
+_TABLES = """
+CREATE TABLE sandboxes (
+  id TEXT PRIMARY KEY, state TEXT NOT NULL, spec BLOB NOT NULL, create_key TEXT NOT NULL, digest BLOB NOT NULL,
+  uid_slot INTEGER NOT NULL, pid INTEGER NOT NULL, pid_start INTEGER NOT NULL, cgroup TEXT NOT NULL, boot TEXT NOT NULL,
+  created REAL NOT NULL, last_used REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,
+  ready_ms REAL NOT NULL, handles BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX sandboxes_key ON sandboxes(create_key) WHERE create_key != '';
+CREATE TABLE secrets (
+  sandbox TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (sandbox, name)
+) STRICT, WITHOUT ROWID;
+"""
+_ALL = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes ORDER BY created"
+PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+
+DROP = "DELETE FROM sandboxes WHERE id = ?"
+PUT_SECRET = "INSERT INTO secrets (sandbox, name, value) VALUES (?, ?, ?)"
+DROP_SECRETS = "DELETE FROM secrets WHERE sandbox = ?"
+SECRETS = "SELECT name, value FROM secrets WHERE sandbox = ?"
+
+
+class Table:
+    """Rows by id, in order of their claims. The thread and the loop have one each, so that neither sees half a group."""
+
+    def __init__(self, rows: Iterable[SandboxRow]) -> None:
+        self.rows: dict[str, SandboxRow] = {}
+        self.keys: dict[str, str] = {}
+        self.ended: dict[str, float] = {}
+        """When, oldest first."""
+        self.merge({row.id: row for row in rows})
+
+    def merge(self, changed: Mapping[str, SandboxRow | None]) -> None:
+        for id, row in changed.items():
+            if row is None:
+                self._drop(id)
+                continue
+            self.rows[id] = row
+            if row.create_key:
+                self.keys[row.create_key] = id
+            if row.ended:
+                self.ended.setdefault(id, row.ended)
+
+    def _drop(self, id: str) -> None:
+        row = self.rows.pop(id, None)
+        self.ended.pop(id, None)
+        if row and row.create_key:
+            self.keys.pop(row.create_key, None)
+
+
+def load(path: Path) -> tuple[apsw.Connection, list[SandboxRow]]:
+    try:
+        _make_private(path)
+        connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(5000)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        _make_tables(connection, path)
+        return connection, [_row(values) for values in connection.execute(_ALL)]
+    except apsw.Error as error:
+        raise named(error) from error
+    except OSError as error:
+        raise InternalError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _make_private(path: Path) -> None:
+    """SQLite gives its other files the mode of this one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _make_tables(connection: apsw.Connection, path: Path) -> None:
+    version = connection.pragma("user_version")
+    if version not in (0, SCHEMA):
+        raise InternalError(
+            f"{path} has schema {version}, this program knows {SCHEMA}", hint="start the version that wrote it"
+        )
+    if version == 0:
+        with connection:
+            connection.execute(_TABLES)
+            connection.pragma("user_version", SCHEMA)
+
+
+def stored(row: SandboxRow) -> tuple[Any, ...]:
+    values = (getattr(row, name) for name in _COLUMNS)
+    return tuple(msgspec.msgpack.encode(value) if isinstance(value, SandboxSpec) else value for value in values)
+
+
+def _row(values: tuple[Any, ...]) -> SandboxRow:
+    fields = dict(zip(_COLUMNS, values, strict=True))
+    try:
+        fields["spec"] = msgspec.msgpack.decode(fields["spec"], type=SandboxSpec)
+        return SandboxRow(**fields)
+    except msgspec.MsgspecError as error:
+        raise InternalError(f"registry: sandbox {fields['id']} cannot be read: {error}") from error
+
+
+def named(error: apsw.Error) -> BarchanError:
+    if isinstance(error, apsw.FullError):
+        return NodeStorageFull("no space left for the registry", hint="free space below the data directory")
+    return InternalError(f"registry: {error}")

@@ -1,0 +1,62 @@
+"""The only place of the SDK that touches asyncio itself, so that a synchronous face can be generated from the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from barchan.errors import RequestTimeout
+
+T = TypeVar("T")
+Task = asyncio.Task
+Event = asyncio.Event
+Cancelled = asyncio.CancelledError
+monotonic = time.monotonic
+sleep = asyncio.sleep
+
+
+def spawn(work: Coroutine[Any, Any, T], keep: set[Task[Any]]) -> Task[T]:
+    """Run beside the caller. `keep` holds the task while it runs; a failure nobody waits for stays silent."""
+    task = asyncio.get_running_loop().create_task(work)
+    keep.add(task)
+    task.add_done_callback(keep.discard)
+    task.add_done_callback(_retrieve)
+    return task
+
+
+def _retrieve(task: Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+async def joined(task: Task[T]) -> T:
+    """The task's result. Being cancelled here does not cancel it."""
+    return await asyncio.shield(task)
+
+
+async def ended(tasks: set[Task[Any]], seconds: float) -> None:
+    """Wait until all ended; cancel those that take longer."""
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    return await asyncio.to_thread(work, *args)
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float | None, what: str) -> AsyncIterator[None]:
+    """`RequestTimeout` when the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise RequestTimeout(f"{what}: no answer in {seconds:g} s") from error

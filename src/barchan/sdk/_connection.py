@@ -1,0 +1,222 @@
+"""One WebSocket to the API, opened when first needed and again when lost, and the calls on it."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+from random import random
+from typing import Any, TypeVar
+
+import aiohttp
+
+from barchan.errors import (
+    ApiUnavailable,
+    BarchanError,
+    NodeUnavailable,
+    ProtocolError,
+    Unauthenticated,
+)
+from barchan.sdk import _compat
+from barchan.sdk._address import Address
+from barchan.wire.frames import STDOUT
+from barchan.wire.link import MAX_MESSAGE, Call, Link, Outbox
+from barchan.wire.messages import Request, pack_call
+from barchan.wire.streams import CallStreams, Taking
+
+T = TypeVar("T")
+TRANSIENT = (ApiUnavailable, NodeUnavailable)
+"""What may be tried again when the request allows it."""
+_FIRST_DELAY, _MOST_DELAY = 0.05, 2.0
+_HEARTBEAT = 30.0
+_CLOSE_WAIT = 2.0
+
+
+class Patience:
+    """Back-off with an end: waits longer each time, and gives up `seconds` after the first failure in a row."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: float | None = None
+        self._delay = _FIRST_DELAY
+
+    def reset(self) -> None:
+        """It worked."""
+        self._until = None
+        self._delay = _FIRST_DELAY
+
+    async def wait(self, error: BarchanError) -> None:
+        """Before the next try. Raises `error` when there shall be none."""
+        now = _compat.monotonic()
+        if self._until is None:
+            self._until = now + self._seconds
+        if now >= self._until:
+            raise error
+        await _compat.sleep(min(self._delay * (0.5 + random()), self._until - now))
+        self._delay = min(2 * self._delay, _MOST_DELAY)
+
+
+class Connection:
+    """`reconnect` is how many seconds a lost connection is dialled again before calls fail with `ApiUnavailable`."""
+
+    def __init__(self, address: Address, *, reconnect: float, tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self.reconnect = reconnect
+        self.tasks: set[_compat.Task[Any]] = set()
+        """Everything that runs beside the caller."""
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._outbox: Outbox | None = None
+        self._link: Link | None = None
+        self._dialling: _compat.Task[Link] | None = None
+        self._worked = False
+        self._closed = False
+
+    async def link(self) -> Link:
+        """The live link. Concurrent callers share one attempt to open it."""
+        if self._link is not None and self._link.lost is None:
+            return self._link
+        if self._closed:
+            raise ApiUnavailable("the client is closed")
+        if self._dialling is None or self._dialling.done():
+            self._dialling = _compat.spawn(self._dial(), self.tasks)
+        return await _compat.joined(self._dialling)
+
+    async def close(self) -> None:
+        """Send what is waiting, hang up. Commands go on in their sandboxes."""
+        self._closed = True
+        if self._outbox is not None:
+            self._outbox.close()
+        await _compat.ended({task for task in self.tasks if task.get_name() == "sender"}, _CLOSE_WAIT)
+        if self._link is not None:
+            self._link.close(ApiUnavailable("the client is closed"))
+        if self._socket is not None:
+            await self._socket.close()
+        if self._session is not None:
+            await self._session.close()
+        await _compat.ended(set(self.tasks), _CLOSE_WAIT)
+
+    async def attempts(self, attempt: Callable[[Link], Awaitable[T]]) -> T:
+        """Try again while the API or the node is away. For what may happen twice without harm."""
+        patience = Patience(self.reconnect)
+        while True:
+            try:
+                return await attempt(await self.link())
+            except TRANSIENT as error:
+                if self._closed or not self._worked:
+                    raise
+                await patience.wait(error)
+
+    async def request(self, request: Request, *, retry: bool, timeout: float | None) -> bytes:
+        """The REPLY payload of a call without streams. Raises `RequestTimeout` after `timeout` seconds."""
+
+        async def attempt(link: Link) -> bytes:
+            return await answer(link.call(payload))
+
+        payload = pack_call(request)
+        async with _compat.within(timeout, request.op):
+            if retry:
+                return await self.attempts(attempt)
+            return await attempt(await self.link())
+
+    async def fetch(self, request: Request) -> bytes:
+        """All bytes of stream 1 of a call that only reads."""
+
+        async def attempt(link: Link) -> bytes:
+            streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT)
+            call = link.call(payload, streams.on_frame)
+            streams.attach(call)
+            await answer(call)
+            return streams.stdout.collected()
+
+        payload = pack_call(request)
+        return await self.attempts(attempt)
+
+    def post(self, request: Request) -> None:
+        """Send without waiting for the answer; when the connection is away, as soon as it is back."""
+        payload = pack_call(request)
+        if self._link is not None and self._link.lost is None:
+            self._link.call(payload)
+        elif not self._closed:
+            _compat.spawn(self._post_later(payload), self.tasks)
+
+    async def _post_later(self, payload: bytes) -> None:
+        with contextlib.suppress(BarchanError):
+            (await self.link()).call(payload)
+
+    async def _dial(self) -> Link:
+        patience = Patience(self.reconnect)
+        while True:
+            try:
+                return await self._dial_once()
+            except ApiUnavailable as error:
+                # A client that never reached the API has a wrong address or no API: waiting helps nobody.
+                if not self._worked:
+                    raise
+                await patience.wait(error)
+
+    async def _dial_once(self) -> Link:
+        headers = {"Authorization": f"Bearer {self.address.token}"} if self.address.token else {}
+        try:
+            socket = await self._http().ws_connect(
+                f"{self.address.base}/v1/connect",
+                headers=headers,
+                max_msg_size=MAX_MESSAGE,
+                compress=0,
+                heartbeat=_HEARTBEAT,
+                ssl=self._tls if self._tls is not None else True,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            raise self._refused(error.status) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiUnavailable(f"no API at {self.address}: {error}", hint="barchan up") from error
+        return self._connected(socket)
+
+    def _refused(self, status: int) -> BarchanError:
+        if status in (401, 403):
+            return Unauthenticated(f"{self.address} refused the token", hint="the token is in DATA/token on its host")
+        if status in (502, 503, 504):
+            return ApiUnavailable(f"{self.address} answered {status}")
+        return ProtocolError(f"{self.address} answered {status} instead of opening a WebSocket")
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            unix = self.address.unix
+            connector = aiohttp.UnixConnector(unix) if unix else aiohttp.TCPConnector()
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=not unix)
+        return self._session
+
+    def _connected(self, socket: aiohttp.ClientWebSocketResponse) -> Link:
+        outbox = Outbox(socket.send_bytes)
+        link = Link(outbox.write, dialled=True)
+        self._socket, self._outbox, self._link, self._worked = socket, outbox, link, True
+        _compat.spawn(self._receive(socket, link), self.tasks)
+        _compat.spawn(self._send(outbox, link), self.tasks).set_name("sender")
+        return link
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse, link: Link) -> None:
+        error: BarchanError = ApiUnavailable(f"the connection to {self.address} was lost")
+        try:
+            async for message in socket:
+                if message.type == aiohttp.WSMsgType.BINARY:
+                    link.feed(message.data)
+        except ProtocolError as broken:
+            error = broken
+        finally:
+            link.close(error)
+            await socket.close()
+
+    async def _send(self, outbox: Outbox, link: Link) -> None:
+        try:
+            await outbox.run()
+        except (ConnectionError, aiohttp.ClientError, ApiUnavailable) as error:
+            link.close(ApiUnavailable(f"the connection to {self.address} was lost: {error}"))
+
+
+async def answer(call: Call) -> bytes:
+    """Wait for the answer; being cancelled meanwhile abandons the call."""
+    try:
+        return await call.answer
+    finally:
+        call.abandon()

@@ -1,0 +1,174 @@
+"""One command's calls, over as many connections as it takes. What `run` and `Process` have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, Mapping, Sequence
+
+import msgspec
+
+from barchan.errors import BarchanError, CommandFailed, InvalidRequest
+from barchan.sdk import _compat
+from barchan.sdk._connection import TRANSIENT, Connection, Patience, answer
+from barchan.spec import Exec, ExecResult, check_exec
+from barchan.wire.frames import STDERR, STDOUT
+from barchan.wire.messages import AttachExec, CancelExec, ExecStarted, Request, StartExec, pack_call, unpack
+from barchan.wire.streams import CallStreams, Taking
+
+Text = str | bytes
+Command = str | Sequence[Text]
+Input = bytes | bytearray | memoryview | str | AsyncIterable[bytes]
+
+
+class CompletedExec(ExecResult, frozen=True, kw_only=True):
+    """How a command ended, with its output. A non-zero exit is a value here, not an exception."""
+
+    stdout: bytes = b""
+    """At most `output_limit` bytes; `stdout_dropped` says how many followed."""
+    stderr: bytes = b""
+
+    @property
+    def ok(self) -> bool:
+        """It ran to its end and returned 0."""
+        return self.outcome == "exited" and self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """Standard output as UTF-8; what is not becomes U+FFFD."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def stderr_text(self) -> str:
+        return self.stderr.decode("utf-8", "replace")
+
+    def check(self) -> CompletedExec:
+        """Itself when `ok`; otherwise raises `CommandFailed`, whose `result` it is."""
+        if self.ok:
+            return self
+        how = self.limit or (f"exit code {self.exit_code}" if self.outcome == "exited" else self.outcome)
+        last = self.stderr_text.strip().splitlines()[-1:] or [""]
+        raise CommandFailed(f"command failed: {how}", hint=last[0][:200], result=self)
+
+
+def to_bytes(value: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bytes:
+    """UTF-8, whatever the local encoding; bytes that came as surrogate escapes go back to what they were."""
+    plain = os.fspath(value)
+    return plain.encode("utf-8", "surrogateescape") if isinstance(plain, str) else plain
+
+
+def to_argv(command: Command) -> tuple[bytes, ...]:
+    """A string is for the sandbox's shell; a sequence is taken as it is."""
+    if isinstance(command, str):
+        return (b"/bin/sh", b"-c", to_bytes(command))
+    if isinstance(command, bytes):
+        raise InvalidRequest("give a str for the shell, or a list of arguments", field="argv")
+    return tuple(to_bytes(item) for item in command)
+
+
+def to_env(values: Mapping[Text, Text] | None) -> dict[bytes, bytes]:
+    return {to_bytes(key): to_bytes(value) for key, value in (values or {}).items()}
+
+
+class ExecCall:
+    """Follows one command to its result. `exec_` None attaches to one that exists."""
+
+    def __init__(
+        self, connection: Connection, sandbox: str, id_: str, exec_: Exec | None, streams: CallStreams
+    ) -> None:
+        self.id = id_
+        self.pid = 0
+        self.streams = streams
+        self.begun = _compat.Event()
+        """Set once it runs, or has ended, or failed to be followed."""
+        self._connection = connection
+        self._sandbox = sandbox
+        self._exec = None if exec_ is None else check_exec(exec_)
+        self._patience = Patience(connection.reconnect)
+        self._asked = False
+        streams.on_event = self._started
+
+    async def follow(self) -> ExecResult:
+        """The result, taking the command up again after each loss of the connection or the node."""
+        try:
+            while True:
+                try:
+                    result = await self._once()
+                except TRANSIENT as error:
+                    self.streams.detach()
+                    if not self._asked:
+                        raise
+                    await self._patience.wait(error)
+                else:
+                    self.streams.finish()
+                    return result
+        except BarchanError as error:
+            self.streams.fail(error)
+            raise
+        finally:
+            self.begun.set()
+
+    async def _once(self) -> ExecResult:
+        link = await self._connection.link()
+        call = link.call(pack_call(self._request()), self.streams.on_frame)
+        self._asked = True
+        self.streams.attach(call)
+        return unpack(await answer(call), ExecResult)
+
+    def _request(self) -> Request:
+        out, err = self.streams.stdout.offset, self.streams.stderr.offset
+        if self._exec is None:
+            return AttachExec(sandbox=self._sandbox, id=self.id, stdout_offset=out, stderr_offset=err)
+        return StartExec(
+            sandbox=self._sandbox, id=self.id, exec=self._exec, stdout_offset=out, stderr_offset=err
+        )
+
+    def _started(self, payload: bytes) -> None:
+        event = unpack(payload, ExecStarted)
+        self.pid = event.pid
+        self._patience.reset()
+        self.streams.stdin.resume(event.stdin_offset)
+        self.begun.set()
+
+    def cancel(self) -> None:
+        """End the command, best effort and without waiting."""
+        if self._asked:
+            self._connection.post(CancelExec(sandbox=self._sandbox, id=self.id))
+
+
+async def run_exec(
+    connection: Connection, sandbox: str, id_: str, exec_: Exec, stdin: Input | None
+) -> CompletedExec:
+    """Run to the end, collecting output. Cancelling this cancels the command."""
+    streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
+    call = ExecCall(connection, sandbox, id_, exec_, streams)
+    feeder = None if stdin is None else _compat.spawn(_feed(call, stdin), connection.tasks)
+    try:
+        result = await call.follow()
+    except _compat.Cancelled:
+        call.cancel()
+        raise
+    finally:
+        if feeder is not None and not feeder.done():
+            feeder.cancel()
+    if feeder is not None and feeder.done() and not feeder.cancelled():
+        feeder.result()
+    return CompletedExec(
+        **msgspec.structs.asdict(result), stdout=streams.stdout.collected(), stderr=streams.stderr.collected()
+    )
+
+
+async def _feed(call: ExecCall, source: Input) -> None:
+    """A source that fails ends the command: half an input must not look like all of it."""
+    sender = call.streams.stdin
+    try:
+        if isinstance(source, AsyncIterable):
+            async for piece in source:
+                await sender.write(piece)
+        else:
+            await sender.write(source.encode() if isinstance(source, str) else source)
+        sender.eof()
+    except BarchanError:
+        return
+    except Exception:
+        call.cancel()
+        raise

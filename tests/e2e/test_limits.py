@@ -1,0 +1,113 @@
+"""Over-use is answered by name, the host and the neighbours stay untouched, and a broken sandbox says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from barchan import Client, Limits, Sandbox, errors
+
+MIB = 1 << 20
+EAT = "a=$(head -c 400000000 /dev/zero | tr '\\0' x); echo ${#a}"
+"""A shell that grows to some 400 MB."""
+BOMB = "f() { f | f & }; f; sleep 2; exit 1"
+
+
+async def test_oom_is_named(client: Client, tiny_env: str) -> None:
+    async with await client.create(tiny_env, limits=Limits(memory=64 * MIB)) as box:
+        done = await box.run(EAT)
+        assert (done.limit, done.exit_code) == ("oom", 137)
+        assert (await box.run("echo alive")).stdout == b"alive\n", "its first process was spared"
+
+
+async def test_a_fork_bomb_is_named_and_contained(client: Client, tiny_env: str, sandbox: Sandbox) -> None:
+    async with await client.create(tiny_env, limits=Limits(pids=64)) as box:
+        bomb = asyncio.ensure_future(box.run(BOMB, timeout=8, grace=0))
+        began = time.monotonic()
+        assert (await sandbox.run("echo neighbour")).stdout == b"neighbour\n"
+        assert time.monotonic() - began < 2
+        done = await bomb
+        assert done.limit == "pids" or done.outcome == "timed_out"
+        assert (await box.run("echo alive")).stdout == b"alive\n"
+
+
+async def test_a_full_process_table_stops_commands_but_not_files(client: Client, tiny_env: str) -> None:
+    async with await client.create(tiny_env, limits=Limits(pids=16)) as box:
+        hog = await box.start("while true; do sleep 600 & done")
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    done = await box.run(["true"], timeout=5)
+                except errors.SandboxUnavailable as error:
+                    assert "process" in str(error)
+                    break
+                assert done.outcome in ("exited", "signaled")
+        await box.files.write("/tmp/still", b"works")
+        assert await box.files.read("/tmp/still") == b"works"
+        await hog.cancel()
+        await hog.wait()
+        assert (await box.run("echo alive")).stdout == b"alive\n"
+
+
+async def test_disk_full_is_named(client: Client, tiny_env: str) -> None:
+    async with await client.create(tiny_env, limits=Limits(disk=16 * MIB)) as box:
+        done = await box.run("dd if=/dev/urandom of=/big bs=1M count=64")
+        assert (done.limit, done.exit_code) == ("disk_full", 1)
+        with pytest.raises(errors.SandboxDiskFull):
+            await box.files.write("/more", os.urandom(4 * MIB))
+        assert (await box.run("rm /big; echo alive")).stdout == b"alive\n"
+
+
+async def test_open_files_are_limited(client: Client, tiny_env: str) -> None:
+    async with await client.create(tiny_env, limits=Limits(files=128)) as box:
+        assert (await box.run("ulimit -n")).stdout == b"128\n"
+
+
+async def test_limits_do_not_add_up(client: Client, tiny_env: str) -> None:
+    with pytest.raises(errors.AdmissionRefused) as refused:
+        await client.create(tiny_env, limits=Limits(memory=1 << 50))
+    assert refused.value.field == "limits.memory" and refused.value.retry
+
+
+# --- a sandbox that is broken from inside or outside
+
+
+async def test_the_first_process_cannot_be_killed_from_inside(sandbox: Sandbox) -> None:
+    await sandbox.run("kill -9 1; kill -15 1; kill -STOP 1; true")
+    assert (await sandbox.run("echo alive")).stdout == b"alive\n"
+
+
+async def test_without_programs_files_still_work(sandbox: Sandbox) -> None:
+    await sandbox.files.write("/keep", b"1")
+    await sandbox.run("rm -rf /bin /usr/bin")
+    done = await sandbox.run("echo x")
+    assert (done.outcome, done.exit_code) == ("not_found", 127)
+    assert await sandbox.files.read("/keep") == b"1"
+    assert {e.path for e in await sandbox.files.list("/")} >= {b"keep"}
+
+
+async def test_a_shell_without_permission_is_a_result(sandbox: Sandbox) -> None:
+    await sandbox.run("chmod 000 /bin/busybox")
+    done = await sandbox.run("echo x", user="user")
+    assert (done.outcome, done.exit_code) == ("not_executable", 126)
+
+
+async def test_a_dead_sandbox_is_never_program_output(client: Client, sandbox: Sandbox) -> None:
+    running = asyncio.ensure_future(sandbox.run("echo begun; sleep 600"))
+    async with asyncio.timeout(10):
+        while not [p for p in await sandbox.processes() if b"600" in p.argv]:
+            await asyncio.sleep(0.02)
+    info = (await client.get(sandbox.id)).info
+    os.kill(info.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(errors.SandboxUnavailable) as failed:
+        await running
+    assert time.monotonic() - began < 5
+    assert failed.value.party == "sandbox" and "first process" in str(failed.value)
+    with pytest.raises(errors.SandboxUnavailable):
+        await sandbox.run("echo x")
+    assert (await client.get(sandbox.id)).info.state in ("failing", "failed")

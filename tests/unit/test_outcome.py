@@ -1,0 +1,71 @@
+"""What the guest says becomes what the caller is told."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from barchan.node.outcome import Ended, ended, limit_of, result_of, suspicious
+from barchan.spec import ExecId
+from barchan.wire.guest import Done, GuestOutcome
+
+
+def done(outcome: GuestOutcome, code: int = 0, detail: bytes = b"") -> Done:
+    return Done(outcome, code, 1_500_000_000, 20_000, 10_000, 1 << 20, 2, detail)
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "exit_code", "signal"),
+    [
+        (done(GuestOutcome.EXITED, 0), "exited", 0, None),
+        (done(GuestOutcome.EXITED, 3), "exited", 3, None),
+        (done(GuestOutcome.SIGNALED, 9), "signaled", 137, 9),
+        (done(GuestOutcome.TIMED_OUT), "timed_out", None, None),
+        (done(GuestOutcome.CANCELLED), "cancelled", None, None),
+        (done(GuestOutcome.FAILED, errno.ENOENT, b"exec"), "not_found", 127, None),
+        (done(GuestOutcome.FAILED, errno.ENOTDIR, b"exec"), "not_found", 127, None),
+        (done(GuestOutcome.FAILED, errno.EACCES, b"exec"), "not_executable", 126, None),
+        (done(GuestOutcome.FAILED, errno.ENOEXEC, b"exec"), "not_executable", 126, None),
+    ],
+)
+def test_outcome(said: Done, outcome: str, exit_code: int | None, signal: int | None) -> None:
+    end = ended(said)
+    assert (end.outcome, end.exit_code, end.signal) == (outcome, exit_code, signal)
+    assert end.error is None
+
+
+@pytest.mark.parametrize(
+    ("code", "step", "error", "field"),
+    [
+        (errno.ENOENT, b"user", "user_not_found", "user"),
+        (errno.ENOENT, b"cwd", "file_missing", "cwd"),
+        (errno.E2BIG, b"exec", "invalid_request", "argv"),
+        (errno.EAGAIN, b"fork", "sandbox_unavailable", ""),
+    ],
+)
+def test_what_could_not_start_is_a_typed_error(code: int, step: bytes, error: str, field: str) -> None:
+    end = ended(done(GuestOutcome.FAILED, code, step))
+    assert end.outcome == "failed" and end.error is not None
+    assert (end.error.code, end.error.field) == (error, field)
+    result = result_of(ExecId("x"), done(GuestOutcome.FAILED), end, None, ((0, 0), (0, 0)))
+    assert result.error is not None and result.error.code == error
+
+
+def test_limits_are_named_only_where_they_fit() -> None:
+    killed, failed, fine = Ended("signaled", 137, 9), Ended("exited", 1), Ended("exited", 0)
+    assert limit_of(killed, oom=True, pids=False, disk=False) == "oom"
+    assert limit_of(failed, oom=True, pids=False, disk=False) == "oom", "a shell whose child was killed"
+    assert limit_of(fine, oom=True, pids=False, disk=False) is None
+    assert limit_of(failed, oom=False, pids=True, disk=True) == "pids"
+    assert limit_of(failed, oom=False, pids=False, disk=True) == "disk_full"
+    assert limit_of(killed, oom=False, pids=False, disk=False) is None
+    assert suspicious(killed) and suspicious(failed) and not suspicious(fine)
+
+
+def test_figures() -> None:
+    said = done(GuestOutcome.EXITED, 0)
+    result = result_of(ExecId("x"), said, ended(said), None, ((10, 2), (5, 0)))
+    assert (result.stdout_bytes, result.stdout_dropped, result.stderr_bytes) == (10, 2, 5)
+    assert (result.duration, result.cpu_user, result.cpu_system) == (1.5, 0.02, 0.01)
+    assert (result.max_rss, result.background) == (1 << 20, 2)
