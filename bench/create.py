@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from barchan import Client
 from bench.figures import Figure, Spread, show, spread
 from bench.peers import Peers, peers
-from bench.rig import TINY, Rig, machine, options, rig
+from bench.rig import Rig, create, machine, options, rig
 
 WARM = 20
 PEER_EVERY = 25
@@ -25,7 +25,7 @@ SUSTAINED_SECONDS = 6.0
 async def one(client: Client) -> dict[str, float]:
     """Milliseconds from the request to the sandbox, to the first result, and to the end."""
     started = time.perf_counter()
-    sandbox = await client.create(TINY)
+    sandbox = await create(client)
     ready = time.perf_counter()
     await sandbox.run(["/bin/true"])
     first = time.perf_counter()

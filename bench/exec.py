@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from barchan import Client, Sandbox
 from bench.figures import Figure, Spread, show, spread
 from bench.relay import call_chain, stream_chain
-from bench.rig import MIB, TINY, Rig, cpu_us, machine, options, rig, rss
+from bench.rig import MIB, Rig, create, cpu_us, machine, options, rig, rss
 
 WARM = 50
 OUTPUT = 200 * MIB
@@ -62,10 +62,10 @@ async def pour(sandbox: Sandbox) -> float:
     """Seconds to take all of the output, thrown away as it comes."""
     started = time.perf_counter()
     taken = 0
-    async with await sandbox.start(POUR, output_limit=2 * OUTPUT) as process:
-        async for chunk in process.stdout:
-            taken += len(chunk)
-        await process.wait()
+    process = await sandbox.start(POUR, output_limit=2 * OUTPUT)
+    async for chunk in process.stdout:
+        taken += len(chunk)
+    await process.wait()
     assert taken == OUTPUT, taken
     return time.perf_counter() - started
 
@@ -116,7 +116,7 @@ def stream_figures(ours: list[float], theirs: list[float], grown: dict[str, floa
 async def measure(
     bench: Rig, n: int, call: Callable[[], float], pull: Callable[[], float]
 ) -> tuple[list[Figure], list[str]]:
-    async with Client(data=bench.data) as client, await client.create(TINY) as sandbox:
+    async with Client(data=bench.data) as client, await create(client) as sandbox:
         spreads, cpu = await calls(bench, sandbox, call, n)
         ours, theirs, grown = await streams(bench, sandbox, pull)
     found = [*call_figures(spreads, cpu), *stream_figures(ours, theirs, grown)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from barchan import Client, Sandbox
 from bench.figures import Figure, show
-from bench.rig import TINY, Rig, machine, options, pss, rig
+from bench.rig import Rig, create, machine, options, pss, rig
 
 KERNEL = {"SUnreclaim": "slab", "KernelStack": "stacks", "PageTables": "page tables", "Percpu": "per-CPU"}
 AT_ONCE = 8
@@ -34,7 +34,7 @@ async def fill(client: Client, n: int) -> list[Sandbox]:
 
     async def one() -> Sandbox:
         async with room:
-            sandbox = await client.create(TINY)
+            sandbox = await create(client)
             await sandbox.run(["/bin/true"])
             return sandbox
 
@@ -49,8 +49,7 @@ async def measure(bench: Rig, n: int) -> dict[str, float]:
         before = {**kernel(), **servers(bench)}
         sandboxes = await fill(client, n)
         after = {**kernel(), **servers(bench)}
-        infos = [await sandbox.info() for sandbox in sandboxes]
-        guests = sum(pss(info.pid) for info in infos)
+        guests = sum(pss(sandbox.info.pid) for sandbox in sandboxes)
         kinds = {name: (after[name] - before[name]) / n / 1024 for name in before}
         await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
     return {**kinds, "guest": guests / n / 1024}

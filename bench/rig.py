@@ -9,15 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from barchan import EnvironmentRef, Limits, SandboxSpec
+from barchan import Client, Limits, Sandbox
 
 MIB = 1 << 20
 DISK = Path(os.environ.get("BARCHAN_BENCH_DISK", "/var/tmp"))
-TINY = SandboxSpec(environment=EnvironmentRef(base="tiny"), limits=Limits(memory=64 * MIB, pids=64, disk=16 * MIB))
+SMALL = Limits(memory=64 * MIB, pids=64, disk=16 * MIB)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Rig:
         """Of the server's processes, by service."""
         services = json.loads((self.data / "run/up.json").read_text())["services"]
         return {name: reference["pid"] for name, reference in services.items()}
+
+
+def create(client: Client) -> Awaitable[Sandbox]:
+    """What every bench measures: a small sandbox of the tiny environment."""
+    return client.create("tiny", limits=SMALL)
 
 
 @contextlib.contextmanager

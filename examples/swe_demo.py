@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from barchan import BarchanError, Client, EnvironmentRef, Limits, Sandbox, SandboxSpec
+from barchan import BarchanError, Client, EnvironmentRef, Limits, Sandbox
 from examples.swe.agents import SIXTEEN, Variant
 from examples.swe.task import AGENT, BASE, EXPECTED, PACKAGE, REPO, REPORT, RUN_HIDDEN_TESTS, VERIFIER, fetch, layers
 
@@ -30,9 +30,9 @@ DATA = CACHE / "demo"
 PATHS = {"PATH": "/opt/swe-tools/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": "src"}
 
 
-def spec(environment: EnvironmentRef, role: str) -> SandboxSpec:
-    return SandboxSpec(
-        environment=environment,
+def create(client: Client, environment: EnvironmentRef, role: str) -> Awaitable[Sandbox]:
+    return client.create(
+        environment,
         limits=Limits(memory=256 * MIB, cpus=1, pids=64, disk=64 * MIB),
         workdir=REPO,
         env=PATHS,
@@ -57,7 +57,7 @@ class Row:
 async def rollout(client: Client, row: Row) -> None:
     """One agent's life, then the verdict on the files that it left."""
     started = time.perf_counter()
-    async with await client.create(spec(AGENT, "agent")) as sandbox:
+    async with await create(client, AGENT, "agent") as sandbox:
         row.ready_ms = (time.perf_counter() - started) * 1e3
         row.sandbox = sandbox.id
         await work(sandbox, row)
@@ -80,12 +80,12 @@ async def verify(client: Client, package: Path) -> frozenset[str]:
 
     In a sandbox that the agent never saw; nothing but the package goes over: no test, no sitecustomize, no process.
     """
-    async with await client.create(spec(VERIFIER, "verifier")) as sandbox:
+    async with await create(client, VERIFIER, "verifier") as sandbox:
         await sandbox.files.remove(PACKAGE, recursive=True)
         await sandbox.files.upload(package, PACKAGE)
         await sandbox.run(list(RUN_HIDDEN_TESTS), timeout=60)
-        stat = await sandbox.files.exists(REPORT)
-        return frozenset((await sandbox.files.read(REPORT)).decode().split()) if stat else frozenset()
+        written = await sandbox.files.exists(REPORT)
+        return frozenset((await sandbox.files.read_text(REPORT)).split()) if written else frozenset()
 
 
 async def guarded(client: Client, row: Row) -> None:
@@ -125,7 +125,7 @@ def prepare() -> None:
     """Make the layers; only the first run has much to do."""
     DATA.mkdir(parents=True, exist_ok=True, mode=0o700)
     if f"{BASE}@" not in barchan("env", "ls").stdout:
-        barchan("env", "bootstrap", BASE, "--cache", str(CACHE / "packages"))
+        barchan("env", "bootstrap", BASE)
     for name, tree in layers(fetch(CACHE / "sdist"), CACHE / "trees").items():
         barchan("env", "import", name, str(tree))
 

@@ -79,9 +79,11 @@ struct group *group_take(uint64_t op)
     return g;
 }
 
+/* After cgroup.kill a group is of no more use: kernels since 6.12 also kill what is later cloned into it, because they
+ * compare its count of kills with that of the parent's group (seen on 6.18). */
 static void retire(struct group *g)
 {
-    if (pooled >= POOL) {
+    if (pooled >= POOL || g->killed) {
         discard(g);
         return;
     }
@@ -118,8 +120,9 @@ void groups_sweep(void)
     }
 }
 
-void group_kill(const struct group *group)
+void group_kill(struct group *group)
 {
+    group->killed = true;
     int fd = openat(group->dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return;

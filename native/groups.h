@@ -9,6 +9,7 @@ struct group {
     int dir, procs; /* procs: cgroup.procs, for reading and writing */
     uint32_t number;
     uint64_t op; /* who it was last given to */
+    bool killed;
     struct group *next;
 };
 
@@ -19,7 +20,7 @@ bool groups_available(void);
 struct group *group_take(uint64_t op);
 /* The operation ended. What still runs in the group lives on; it is used again or removed when empty. */
 void group_give(struct group *group);
-void group_kill(const struct group *group);
+void group_kill(struct group *group);
 bool group_alive(const struct group *group);
 /* Calls `each` with every pid; how many there were, -1 if the group cannot be read. */
 int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context);

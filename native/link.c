@@ -26,6 +26,7 @@ static size_t in_size, in_cap = sizeof small_in;
 static uint8_t *pending;
 static size_t pending_at, pending_size, pending_cap;
 static struct op *ready_first, *ready_last;
+static bool urgent; /* something in `pending` should leave now */
 static bool greeted, farewell, blocked; /* blocked: the socket took less than it was given */
 static uint64_t boot;
 
@@ -89,6 +90,7 @@ void link_control(uint8_t type, uint8_t stream, uint64_t id, const void *payload
     frame_head(head, size, type, stream, id);
     if (!pending_append(head, sizeof head) || (size && !pending_append(payload, size)))
         link_hang_up();
+    urgent |= type != F_STARTED && type != F_EOF;
 }
 
 /* True when nothing waits any more. */
@@ -151,6 +153,7 @@ static void send_data(struct op *op, int index, uint32_t size)
             link_hang_up();
             return;
         }
+    urgent = true;
 }
 
 /* Sends at most one frame of the stream; true if there may be more to send now. */
@@ -229,9 +232,8 @@ static bool may_send(void)
     return link_up() && greeted && !blocked && pending_size - pending_at < READ_AHEAD;
 }
 
-void link_flush(void)
+static void emit_all(void)
 {
-    blocked = false;
     while (ready_first && may_send()) {
         struct op *op = take_ready();
         if (op->id == 0) {
@@ -242,11 +244,21 @@ void link_flush(void)
         if (pending_size - pending_at >= COPY_BELOW)
             pending_flush();
     }
+}
+
+bool link_flush(bool now)
+{
+    blocked = false;
+    emit_all();
+    if (!now && !urgent && pending_at < pending_size)
+        return true;
     bool empty = pending_flush();
+    urgent = urgent && !empty;
     if (empty && farewell)
         link_hang_up();
     if (link_up())
         source_watch(&connection, EPOLLIN | (empty ? 0u : EPOLLOUT));
+    return false;
 }
 
 /* ---- greeting ---- */

@@ -156,6 +156,9 @@ static struct flight *take_flight(void) {
 }
 
 static void end_flight(struct flight *flight) {
+    /* Children that were cloned meanwhile hold copies of the link, so closing it does not take it out of the set. */
+    if (flight->link >= 0)
+        epoll_ctl(spawner.epoll, EPOLL_CTL_DEL, flight->link, NULL);
     close_fd(flight->link);
     close_fd(flight->pidfd);
     flight->used = 0;
@@ -373,6 +376,16 @@ static int build(const struct request *request, struct flight *flight, struct fa
     return result;
 }
 
+/* When the child gave up first, its reason is the true one, and ours only that it is gone. */
+static void prefer_childs_reason(const struct flight *flight, struct fault *fault) {
+    struct child_report report;
+    if (flight->link < 0 || recv(flight->link, &report, sizeof report, MSG_DONTWAIT) != sizeof report || !report.error)
+        return;
+    fault->error = report.error;
+    memcpy(fault->step, report.step, sizeof fault->step);
+    fault->step[SPAWN_STEP - 1] = 0;
+}
+
 static void begin(struct request *request) {
     struct flight *flight = take_flight();
     struct fault fault = {0};
@@ -387,6 +400,7 @@ static void begin(struct request *request) {
         build(request, flight, &fault);
     }
     if (fault.error) {
+        prefer_childs_reason(flight, &fault);
         fail_flight(flight, &fault);
         return;
     }

@@ -24,7 +24,7 @@ $(BUILD)/spawner: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/seccomp_filters
 	$(MUSL_CC) $(SPAWNER_CFLAGS) -I$(BUILD) $(SPAWNER_SOURCES) -s -o $@
 
 # Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
-SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers
+SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids
 .PHONY: spawner-tests
 spawner-tests: $(SPAWNER_TEST_PROGRAMS)
 

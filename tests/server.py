@@ -22,8 +22,6 @@ from typing import Any
 import pytest
 
 PLACE = "BARCHAN_TEST_DATA"
-CACHE = Path(os.environ.get("BARCHAN_CACHE", "/var/cache/barchan"))
-"""Downloaded packages outlive the run and the clone."""
 ENOUGH = 4 << 30
 SCRATCH = "1g"
 _NAME = "barchan-test-"
@@ -52,7 +50,7 @@ def choose_place() -> None:
     """Called once per run, before there are workers: name the data directory and clean up after killed runs."""
     for base in disks():
         for old in base.glob(f"{_NAME}*"):
-            if (pid := re.fullmatch(rf"{_NAME}(\d+)", old.name)) and not Path("/proc", pid[1]).exists():
+            if (pid := re.fullmatch(rf"{_NAME}(\d+)(-\w+)?", old.name)) and not Path("/proc", pid[1]).exists():
                 remove(old)
     place = next((base for base in disks() if shutil.disk_usage(base).free > ENOUGH), None)
     if place is not None:

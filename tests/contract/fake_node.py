@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -138,7 +138,7 @@ class FakeNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._protocol: LinkProtocol | None = None
 
-    async def __aenter__(self) -> FakeNode:
+    async def __aenter__(self) -> Self:
         await self.dial()
         return self
 
@@ -533,5 +533,3 @@ async def _either(*events: asyncio.Event) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-

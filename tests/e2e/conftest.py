@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from barchan import Client, EnvironmentRef, Limits, Sandbox, SandboxSpec
-from tests.server import CACHE, Server, once, shared_server
+from barchan import Client, Limits, Sandbox
+from tests.server import Server, once, shared_server
 
 BUSYBOX = Path("/bin/busybox")
 MIB = 1 << 20
@@ -28,8 +28,8 @@ def data_dir(server: Server) -> Path:
 
 @pytest.fixture(scope="session")
 def debian_env(server: Server) -> str:
-    """Debian and Python. The first run on a machine downloads it."""
-    return once(server, "debian-12", "bootstrap", "debian-12", "--cache", str(CACHE / "packages"), timeout=600)
+    """Debian and Python. The first run on a machine downloads it into a cache outside the clone."""
+    return once(server, "debian-12", "bootstrap", "debian-12", timeout=600)
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +67,12 @@ async def client(server: Server) -> AsyncIterator[Client]:
 @pytest.fixture
 async def sandbox(client: Client, tiny_env: str) -> AsyncIterator[Sandbox]:
     """A fresh container of the tiny base."""
-    async with await client.create(SandboxSpec(environment=EnvironmentRef(base=tiny_env), limits=SMALL)) as sandbox:
+    async with await client.create(tiny_env, limits=SMALL) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 async def debian(client: Client, debian_env: str) -> AsyncIterator[Sandbox]:
     """A fresh container with Python in it."""
-    async with await client.create(SandboxSpec(environment=EnvironmentRef(base=debian_env), limits=SMALL)) as sandbox:
+    async with await client.create(debian_env, limits=SMALL) as sandbox:
         yield sandbox

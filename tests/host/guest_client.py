@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import struct
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from barchan.wire.frames import (
 from barchan.wire.guest import Done, OpKind, Welcome
 
 CGROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir() else "/sys/fs/cgroup")
-WINDOW = 1 << 20
+NATIVE = Path(__file__).resolve().parents[2] / "native"
 GENEROUS = 1 << 62
 WAIT = 20.0
 """Seconds after which a test that waits for the guest fails."""
@@ -177,6 +178,14 @@ def exec_parts(
         flags=flags, timeout_ms=timeout_ms, grace_ms=grace_ms, output_limit=limit, nofile=nofile, cwd=cwd,
         argv=tuple(a.encode() if isinstance(a, str) else a for a in argv), env=[b"PATH=/usr/bin:/bin"] if env is None else env,
     )
+
+
+def built_guest(directory: Path) -> Path:
+    """$BARCHAN_GUEST, or the guest compiled into `directory` from this tree."""
+    if given := os.environ.get("BARCHAN_GUEST"):
+        return Path(given)
+    subprocess.run(["make", "-s", "-C", NATIVE, f"BUILD={directory}", f"{directory}/guest"], check=True, timeout=120)
+    return directory / "guest"
 
 
 class Guest:

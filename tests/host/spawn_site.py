@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 GUEST_UID = 900_000_001
 UID_BASE, UID_COUNT = 910_000_000, 65_536
-APPLETS = "sh cat ls id stat grep mount umount ip dd find hostname touch rm mv mkdir df readlink chown sleep true head".split()
+APPLETS = "sh cat ls id stat grep cp chmod mount umount ip dd find hostname touch rm mv mkdir df readlink chown sleep true head".split()
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,18 @@ class Box:
             writer.close()
             await writer.wait_closed()
         return Result(int(code), output)
+
+    async def lines(self, *argv: str) -> AsyncIterator[str]:
+        """Output line by line while the program runs, as root."""
+        reader, writer = await asyncio.open_unix_connection(str(self.path))
+        try:
+            writer.write(b"\0".join([b"0", *(word.encode() for word in argv)]) + b"\0")
+            writer.write_eof()
+            async for line in reader:
+                yield line.decode().rstrip("\n")
+        finally:
+            writer.close()
+            await writer.wait_closed()
 
     async def sh(self, script: str, uid: int = 0) -> str:
         """Output of a script that must succeed."""
@@ -193,7 +205,7 @@ def _image(at: Path) -> Path:
     shutil.copy(busybox, at / "bin" / "busybox")
     for name in APPLETS:
         (at / "bin" / name).symlink_to("busybox")
-    for name in ("attack_pid1", "seccomp_answers"):
+    for name in ("attack_pid1", "seccomp_answers", "show_ids"):
         shutil.copy(NATIVE / "build" / name, at / "bin" / name)
     return at
 

@@ -18,7 +18,14 @@ from barchan.spec import MIB, Limits
 OWNER = 0x30000000 - 1
 LIMITS = Limits(memory=64 * MIB, cpus=0.5, pids=20)
 HOG = "b = bytearray(200 << 20)"
-FORKER = "while :; do sh -c 'sleep 1000' & done 2>/dev/null"
+BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def test_same_program_lives_without_the_limit(tree: GroupTree) -> None:
 
 def test_fork_bomb_hits_the_limit_and_is_ended(tree: GroupTree) -> None:
     with tree.make("a", LIMITS) as group:
-        bomb = start(group, "sh", "-c", FORKER)
+        bomb = start(group, sys.executable, "-c", BOMB)
         while not group.counters().pids_max_hits:
             os.sched_yield()
         assert 1 < len(group.pids()) <= LIMITS.pids
@@ -111,17 +118,14 @@ def test_fork_bomb_hits_the_limit_and_is_ended(tree: GroupTree) -> None:
 
 def test_ending_one_by_one_where_there_is_no_kill_file(tree: GroupTree) -> None:
     """What v1 and old kernels get, against the same fork race."""
-    v1 = tree.v1.get("pids")
-    if v1 is None:
-        pytest.skip("no v1 hierarchy on this host")
     with tree.make("a", LIMITS) as group:
-        bomb = start(group, "sh", "-c", FORKER)
+        path = group.v1.get("pids", group.unified)
+        bomb = start(group, sys.executable, "-c", BOMB)
         while not group.counters().pids_max_hits:
             os.sched_yield()
-        assert not (v1 / "a" / "cgroup.kill").exists()
-        groups.kill(v1 / "a")
+        groups._kill_one_by_one(path)
         assert bomb.wait(10) == -9
-        assert groups.wait_empty(v1 / "a", 10)
+        assert groups.wait_empty(path, 10)
 
 
 def test_wait_ends_without_an_answer_while_something_lives(tree: GroupTree) -> None:
@@ -150,11 +154,9 @@ def test_groups_are_found_again_by_id(tree: GroupTree) -> None:
 
 
 def test_half_made_groups_are_listed_and_not_opened(tree: GroupTree) -> None:
-    if not tree.v1:
-        pytest.skip("one hierarchy: nothing can be half-made")
-    (next(iter(tree.v1.values())) / "half").mkdir()
+    (paths(tree)[-1] / "half").mkdir()
     assert tree.list() == {"half"}
-    assert tree.open("half") is None
+    assert tree.open("half") is None or not tree.v1
     tree.destroy("half")
     assert not tree.list()
 

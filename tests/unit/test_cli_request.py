@@ -87,7 +87,9 @@ def test_sandbox_refused(args: list[str], field: str) -> None:
 
 
 def test_a_command_is_bytes() -> None:
-    made = request("-e", "A=\udcff", "--secret", "S=1", "-u", "0:0", "-w", "/\udcfe", "-i", "--timeout", "1m", "x", "\udcfd")
+    made = request(
+        "-e", "A=\udcff", "--secret", "S=1", "-u", "0:0", "-w", "/\udcfe", "-i", "--timeout", "1m", "x", "\udcfd"
+    )
     assert made == Exec(
         argv=(b"x", b"\xfd"),
         cwd=b"/\xfe",

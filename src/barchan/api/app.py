@@ -11,7 +11,7 @@ from barchan.api.auth import Auth
 from barchan.api.openapi import document
 from barchan.api.reply import MAX_BODY, error_reply, internal, router_error
 from barchan.api.routes import ROUTES
-from barchan.api.state import AUTH, CLIENTS, DISPATCH, SCHEMA
+from barchan.api.state import AUTH, CLIENTS, DISPATCH, SCHEMA, Clients
 from barchan.control.dispatch import Dispatch
 from barchan.errors import BarchanError
 
@@ -24,8 +24,7 @@ def make_app(dispatch: Dispatch, auth: Auth) -> web.Application:
     app[DISPATCH] = dispatch
     app[AUTH] = auth
     app[SCHEMA] = msgspec.json.encode(document(ROUTES))
-    clients: set[web.WebSocketResponse] = set()
-    app[CLIENTS] = clients
+    app[CLIENTS] = Clients()
     app.on_shutdown.append(_hang_up)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
@@ -49,5 +48,5 @@ async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
 
 
 async def _hang_up(app: web.Application) -> None:
-    for client in tuple(app[CLIENTS]):
+    for client in tuple(app[CLIENTS].open):
         await client.close(code=WSCloseCode.GOING_AWAY, message=b"the API is stopping")

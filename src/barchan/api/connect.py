@@ -29,7 +29,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest("connections from web pages are refused", field="Origin")
     socket = web.WebSocketResponse(compress=False, max_msg_size=MAX_MESSAGE, heartbeat=HEARTBEAT, autoping=True)
     await socket.prepare(request)
-    clients = request.app[CLIENTS]
+    clients = request.app[CLIENTS].open
     clients.add(socket)
     try:
         await _serve(request, socket)

@@ -56,7 +56,12 @@ async def _accepting(runner: web.AppRunner, sock: socket.socket, tls: ssl.SSLCon
     assert manager is not None
 
     def protocol() -> JsonHandler:
-        return JsonHandler(manager, loop=loop, access_log=None, keepalive_timeout=KEEPALIVE)
+        return JsonHandler(
+            manager,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # its own default runner passes None, too
+            keepalive_timeout=KEEPALIVE,
+        )
 
     if sock.family == socket.AF_UNIX:
         server = await loop.create_unix_server(protocol, sock=sock, backlog=BACKLOG)

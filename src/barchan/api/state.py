@@ -7,7 +7,15 @@ from aiohttp import web
 from barchan.api.auth import Auth
 from barchan.control.dispatch import Dispatch
 
+
+class Clients:
+    """The WebSockets that are open now."""
+
+    def __init__(self) -> None:
+        self.open: set[web.WebSocketResponse] = set()
+
+
 DISPATCH = web.AppKey("dispatch", Dispatch)
 AUTH = web.AppKey("auth", Auth)
 SCHEMA = web.AppKey("schema", bytes)
-CLIENTS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("clients", set)
+CLIENTS = web.AppKey("clients", Clients)

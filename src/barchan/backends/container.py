@@ -361,6 +361,7 @@ class ContainerBackend:
         self._pidfds.clear()
         await self._spawner_context.aclose()
         self._threads.shutdown()
+        self._scratch.release()
 
     async def purge(self) -> None:
         """Take the installation down: everything that `open` made. Sandboxes must be gone."""

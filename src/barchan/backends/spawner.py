@@ -228,9 +228,10 @@ class Spawner:
                 return
             except OSError as error:
                 self._refuse(self._queue.popleft()[0], error)
-                continue
-            self._queue.popleft()
-        self._await_room(False)
+            else:
+                self._queue.popleft()
+        if self._dead is None:
+            self._await_room(False)
 
     def _await_room(self, wanted: bool) -> None:
         if wanted and not self._writing:
@@ -240,7 +241,10 @@ class Spawner:
         self._writing = wanted
 
     def _refuse(self, id_: int, error: OSError) -> None:
-        """Sending failed: a bad descriptor is that request's fault; a broken socket is found by `_died`."""
+        """Sending failed: a bad descriptor is that request's fault, a broken link everyone's."""
+        if error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+            self._fail(_gone("the spawner ended"))
+            return
         future = self._pending.pop(id_, None)
         if future is not None and not future.done():
             future.set_exception(CreateFailed(f"cannot ask the spawner: {error}", phase="spawner-send"))

@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from barchan.cli.session import data_option
-from barchan.errors import ApiUnavailable, InvalidRequest
+from barchan.errors import InvalidRequest
+from barchan.spec import Exec
 
 if TYPE_CHECKING:
-    from barchan.sdk import Client
+    from barchan.sdk import Client, Process, Sandbox
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Where:
-    """The API to talk to. Without `api`, the server of `data` on this host."""
+    """The API to talk to. What is None is the SDK's to find: BARCHAN_URL, BARCHAN_TOKEN, the default data directory."""
 
-    data: Path
+    data: Path | None = None
     api: str | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
 
 
-def where_options(command: F) -> F:
-    """Adds the options; the command gets them as `where`."""
+def where_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Adds the options; the command gets them as one argument, `where`."""
 
-    def gathered(*args: Any, data: Path, api: str | None, token_file: Path | None, ca_file: Path | None, **rest: Any) -> Any:
-        return command(*args, where=Where(data, api, token_file, ca_file), **rest)
+    @functools.wraps(command)
+    def gathered(*args: Any, **options: Any) -> R:
+        where = Where(*(options.pop(name) for name in ("data", "api", "token_file", "ca_file")))
+        return command(*args, where=where, **options)
 
-    gathered.__doc__ = command.__doc__
-    gathered.__name__ = command.__name__
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
-        click.option("--ca-file", type=file, envvar="BARCHAN_CA_FILE", help="Certificate authority of --api, PEM."),
-        click.option("--token-file", type=file, envvar="BARCHAN_TOKEN_FILE", help="File with the token for --api."),
-        click.option("--api", metavar="URL", envvar="BARCHAN_API", help="A server elsewhere, https://HOST:PORT."),
-        data_option,
+        click.option("--ca-file", type=file, help="Certificate authority of --api, PEM."),
+        click.option("--token-file", type=file, help="File with the token for --api.  [default: BARCHAN_TOKEN]"),
+        click.option("--api", metavar="URL", help="A server elsewhere, https://HOST:PORT.  [default: BARCHAN_URL]"),
+        click.option(
+            "--data",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Data directory of the server on this host.  [default: /var/lib/barchan]",
+        ),
     ):
         gathered = option(gathered)
-    return gathered  # type: ignore[return-value]
+    return gathered
+
+
+def open_client(where: Where) -> Client:
+    """Not connected yet; use as a context manager."""
+    import ssl
+
+    from barchan.sdk import Client
+
+    if where.api is not None and where.data is not None:
+        raise InvalidRequest("give --api or --data, not both", field="api")
+    token = where.token_file.read_text().strip() if where.token_file is not None else None
+    data = where.data.absolute() if where.data is not None else None
+    try:
+        return Client(where.api, token, data=data, ca=where.ca_file)
+    except ssl.SSLError as error:
+        raise InvalidRequest(f"ca_file: {where.ca_file} holds no certificate", field="ca_file") from error
+
+
+async def start(sandbox: Sandbox, request: Exec) -> Process:
+    """Start a command from one request value."""
+    import msgspec
+
+    fields = msgspec.structs.asdict(request)
+    return await sandbox.start(fields.pop("argv"), **fields)

@@ -19,11 +19,11 @@ Sink = Callable[[bytes], Awaitable[None]]
 class Writable(Protocol):
     async def write(self, data: bytes, /) -> None: ...
 
-    async def close(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Running(Target, Protocol):
-    """What is needed of the SDK's process handle."""
+    """What is needed of the SDK's process handle besides its streams."""
 
     async def wait(self) -> ExecResult: ...
 
@@ -80,7 +80,7 @@ async def _feed(source: Input, sink: Writable) -> None:
     with suppress(BarchanError):
         while data := await _read(source):
             await sink.write(data)
-        await sink.close()
+        sink.close()
 
 
 async def _read(source: Input) -> bytes:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from barchan.errors import BarchanError
 
@@ -39,7 +39,7 @@ class Interrupts:
         self._sending: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> Self:
         self._waiter = asyncio.current_task()
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self.take, number)

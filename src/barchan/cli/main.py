@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from barchan.cli.exits import OUTPUT_GONE
 from barchan.cli.session import Session, usage_error
 from barchan.errors import BarchanError, InternalError
 
@@ -32,6 +33,10 @@ LIKE_DOCKER_RUN = frozenset({"run", "exec"})
 """Their exit codes below 125 are the program's own."""
 
 
+class OutputGone(Exception):
+    """Nobody reads our output. Not an OSError, which click would take for itself."""
+
+
 class Commands(click.Group):
     """Looks commands up in the table above."""
 
@@ -45,6 +50,12 @@ class Commands(click.Group):
         command = getattr(module, cmd_name + "_command", None) or getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise OutputGone from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -81,18 +92,18 @@ def invoke(argv: list[str]) -> int:
         return failed
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except BrokenPipeError:
+    except OutputGone:
         return _output_gone()
     except Exception as error:  # noqa: BLE001  the edge of the program
         return _unexpected(session, error, failed)
 
 
 def _output_gone() -> int:
-    """Nobody reads our output any more: end quietly, as `head` expects of its left neighbour."""
+    """End quietly, as `head` expects of its left neighbour, also when Python flushes what is left."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
+    return OUTPUT_GONE
 
 
 def _unexpected(session: Session, error: Exception, code: int) -> int:

@@ -17,14 +17,18 @@ OUTPUT_LIMIT = 1 << 30
 
 _SANDBOX = (
     click.option("--workspace", metavar="LAYER", help="Layer on top of the environment."),
-    click.option("-T", "--toolkit", "toolkits", metavar="LAYER", multiple=True, help="Layer on top of all; repeatable."),
+    click.option(
+        "-T", "--toolkit", "toolkits", metavar="LAYER", multiple=True, help="Layer on top of all; repeatable."
+    ),
     click.option("--memory", type=SIZE, metavar="SIZE", help="Memory, e.g. 512m.  [default: 512m]"),
     click.option("--cpus", type=float, metavar="N", help="CPUs, fractions allowed.  [default: 1]"),
     click.option("--pids", type=int, metavar="N", help="Processes and threads.  [default: 512]"),
     click.option("--disk", type=SIZE, metavar="SIZE", help="Bytes it may write, e.g. 1g.  [default: 2g]"),
     click.option("--label", "labels", metavar="K=V", multiple=True, help="Repeatable."),
     click.option("--hostname", help="Its host name.  [default: sandbox]"),
-    click.option("--idle-timeout", type=SECONDS, metavar="S", help="Stop it after S seconds without use.  [default: 1h]"),
+    click.option(
+        "--idle-timeout", type=SECONDS, metavar="S", help="Stop it after S seconds without use.  [default: 1h]"
+    ),
     click.option("--lifetime", type=SECONDS, metavar="S", help="Stop it after S seconds in any case.  [default: 24h]"),
     click.option("--setuid", is_flag=True, help="Let set-user-id programs work."),
     click.option("--ptrace", is_flag=True, help="Allow debuggers inside."),

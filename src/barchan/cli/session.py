@@ -73,7 +73,6 @@ def data_option(command: F) -> F:
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
         default=DEFAULT_DATA,
-        envvar="BARCHAN_DATA",
         show_default=True,
         help="Data directory of the server on this host.",
     )(command)

@@ -77,11 +77,15 @@ class Scratch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Unmount; the loop device goes with the mount. EBUSY when something still uses it. Idempotent."""
+    def release(self) -> None:
+        """Let go of it and leave it mounted. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def close(self) -> None:
+        """Unmount; the loop device goes with the mount. EBUSY when something still uses it. Idempotent."""
+        self.release()
         if self._mounted:
             while mounts.top(self.root):
                 syscalls.unmount(self.root)

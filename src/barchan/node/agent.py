@@ -55,6 +55,7 @@ class Agent:
         self._creating: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
 
     # --- verbs
 
@@ -149,11 +150,12 @@ class Agent:
     def abandon(self, key: str) -> None:
         """Whoever asked for this sandbox does not want it any more."""
         row = self.registry.by_key(key)
-        if row is not None:
+        if row is not None and not self._closing:
             self.spawn(self.stop(row.id, "its creation was cancelled"))
 
     async def close(self) -> None:
         """Let go of every sandbox; they go on running."""
+        self._closing = True
         for id in list(self.sandboxes):
             self._forget(id, NodeUnavailable("the node agent is ending"))
         for task in list(self._tasks):

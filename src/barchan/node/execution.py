@@ -18,6 +18,7 @@ from barchan.errors import BarchanError, InternalError, ProtocolError
 from barchan.node.channel import GuestChannel
 from barchan.node.recorder import Recorder
 from barchan.spec import ExecResult
+from barchan.trajectory.index import ExecState
 from barchan.wire import guest
 from barchan.wire.frames import (
     STDERR,
@@ -90,6 +91,19 @@ class Output:
         return self.recorded + WINDOW
 
 
+class Input:
+    """The command's input: recorded first, then handed to the guest."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        """Up to which the guest takes bytes."""
+        self.recorded = 0
+        """Where a caller that comes back goes on."""
+        self.sent = 0
+        self.end: int | None = None
+        self.resending: asyncio.Task[None] | None = None
+
+
 class Execution:
     """A command from its intent to its durable result. Made by `Executions`, one per operation id."""
 
@@ -105,9 +119,7 @@ class Execution:
         self.id = id
         self.seq = seq
         self.pid = 0
-        self.taken = 0
-        """Input bytes the guest took: where a caller that comes back begins."""
-        self.input_limit = 0
+        self.input = Input()
         self._recorder = recorder
         self._conclude = conclude
         self._channel: GuestChannel | None = None
@@ -136,12 +148,20 @@ class Execution:
 
     # --- guest side
 
-    def take_up(self, op: guest.KnownOp, stdout: int, stderr: int) -> None:
-        """After a restart of the agent: what is recorded already, and what the guest has taken."""
-        self.taken, self.pid = op.taken, op.pid
-        for output, recorded in zip(self.outputs.values(), (stdout, stderr), strict=True):
+    def take_up(self, op: guest.KnownOp, state: ExecState, channel: GuestChannel) -> None:
+        """On a new connection: go on from what is recorded, and send the input that the guest has not taken."""
+        for output, recorded in zip(self.outputs.values(), (state.stdout, state.stderr), strict=True):
             output.recorded = max(output.recorded, recorded)
+        self.input.recorded = max(self.input.recorded, state.stdin)
+        self.input.end = self.input.recorded if state.stdin_ended else self.input.end
+        self.input.sent = op.taken
         self._on_started(op.pid)
+        self.bind(channel)
+        if self.input.resending is not None:
+            self.input.resending.cancel()
+            self.input.resending = None
+        if self.input.sent < self.input.recorded or self.input.end is not None:
+            self.input.resending = asyncio.get_running_loop().create_task(self._resend_input())
 
     def bind(self, channel: GuestChannel) -> None:
         """Listen on a (new) connection and give credit on it."""
@@ -265,8 +285,8 @@ class Execution:
             output.readers.append(reader)
             self._finish(output, reader)
         self._callers.append(caller)
-        if self.input_limit:
-            caller.credit(STDIN, self.input_limit)
+        if self.input.limit:
+            caller.credit(STDIN, self.input.limit)
         return readers
 
     def detach(self, caller: Caller) -> None:
@@ -289,14 +309,30 @@ class Execution:
 
     async def take_input(self, offset: int, data: bytes) -> None:
         """Input from the caller: recorded, then handed to the guest."""
-        await self._recorder.input(self.sandbox, self.id, offset, data)
-        if self._channel is not None:
-            self._channel.send(encode_data(self.seq, STDIN, offset, data))
+        self.input.recorded = await self._recorder.input(self.sandbox, self.id, offset, data)
+        self._send_input(offset, data)
 
     async def end_input(self, total: int) -> None:
         await self._recorder.input_end(self.sandbox, self.id, total)
-        if self._channel is not None:
+        self.input.end = total
+        if self._channel is not None and self.input.resending is None:
             self._channel.send(encode_eof(self.seq, STDIN, total))
+
+    def _send_input(self, offset: int, data: bytes) -> None:
+        """Unless older input has to go first; then that brings this along."""
+        if self._channel is not None and self.input.resending is None:
+            self._channel.send(encode_data(self.seq, STDIN, offset, data))
+            self.input.sent = offset + len(data)
+
+    async def _resend_input(self) -> None:
+        channel, input = self._channel, self.input
+        while channel is not None and input.sent < input.recorded:
+            async for data in self._recorder.read_output(self.sandbox, self.id, STDIN, input.sent):
+                channel.send(encode_data(self.seq, STDIN, input.sent, data))
+                input.sent += len(data)
+        input.resending = None
+        if channel is not None and input.end is not None:
+            channel.send(encode_eof(self.seq, STDIN, input.end))
 
     async def signal(self, number: int, everyone: bool) -> None:
         await self._recorder.signal(self.sandbox, self.id, number, everyone)
@@ -312,8 +348,8 @@ class Execution:
         return bool(self._callers)
 
     def _on_input_credit(self, limit: int) -> None:
-        if limit > self.input_limit:
-            self.input_limit = limit
+        if limit > self.input.limit:
+            self.input.limit = limit
             for caller in self._callers:
                 caller.credit(STDIN, limit)
 

@@ -84,6 +84,8 @@ class Registry:
 
     async def close(self) -> None:
         """Write what was submitted and the last uses. Safe twice."""
+        if self._writer.closed:
+            return
         try:
             await self._flush_touched()
         finally:
@@ -246,8 +248,15 @@ class Registry:
         if self._flush:
             self._flush.cancel()
         self._flush = None
-        touched, self._touched = dict(self._touched), {}
-        return self._submit(lambda: self._store_uses(touched))
+        touched = dict(self._touched)
+        stored = self._submit(lambda: self._store_uses(touched))
+        stored.add_done_callback(lambda stored: self._flushed(touched, stored))
+        return stored
+
+    def _flushed(self, touched: dict[str, float], stored: asyncio.Future[Any]) -> None:
+        """What could not be stored stays in memory, for the flush that the next use starts."""
+        if not stored.cancelled() and stored.exception() is None:
+            self._touched = {id: now for id, now in self._touched.items() if touched.get(id) != now}
 
     def _last_used(self, row: SandboxRow) -> float:
         return max(row.last_used, self._touched.get(row.id, 0.0))

@@ -86,8 +86,7 @@ class LiveSandbox:
             self._executions[state.id] = execution
             op = known.pop(state.seq, None)
             if op is not None:
-                execution.take_up(op, state.stdout, state.stderr)
-                execution.bind(channel)
+                execution.take_up(op, state, channel)
             elif state.seq > welcome.last:
                 await self._start_late(execution)
             else:

@@ -64,7 +64,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._pending = 0
         self._waiting: list[asyncio.Future[None]] = []
-        self._closed = False
+        self.closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class Writer:
         return self._pending
 
     def submit(self, job: Job) -> asyncio.Future[Any]:
-        if self._closed:
+        if self.closed:
             raise InternalError("the writer is closed")
         job.future = self._loop.create_future()
         self._pending += job.size
@@ -90,8 +90,8 @@ class Writer:
 
     async def close(self) -> None:
         """Carry out what was submitted and end the thread. Safe twice."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -132,7 +132,7 @@ class Writer:
         try:
             self._loop.call_soon_threadsafe(self._settle, jobs, published)
         except RuntimeError:  # the loop was closed without close(): nobody waits any more
-            self._closed = True
+            self.closed = True
 
     def _settle(self, jobs: Sequence[Job], published: Any) -> None:
         if published:

@@ -118,9 +118,7 @@ class ExecCall:
         out, err = self.streams.stdout.offset, self.streams.stderr.offset
         if self._exec is None:
             return AttachExec(sandbox=self._sandbox, id=self.id, stdout_offset=out, stderr_offset=err)
-        return StartExec(
-            sandbox=self._sandbox, id=self.id, exec=self._exec, stdout_offset=out, stderr_offset=err
-        )
+        return StartExec(sandbox=self._sandbox, id=self.id, exec=self._exec, stdout_offset=out, stderr_offset=err)
 
     def _started(self, payload: bytes) -> None:
         event = unpack(payload, ExecStarted)
@@ -135,9 +133,7 @@ class ExecCall:
             self._connection.post(CancelExec(sandbox=self._sandbox, id=self.id))
 
 
-async def run_exec(
-    connection: Connection, sandbox: str, id_: str, exec_: Exec, stdin: Input | None
-) -> CompletedExec:
+async def run_exec(connection: Connection, sandbox: str, id_: str, exec_: Exec, stdin: Input | None) -> CompletedExec:
     """Run to the end, collecting output. Cancelling this cancels the command."""
     streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
     call = ExecCall(connection, sandbox, id_, exec_, streams)

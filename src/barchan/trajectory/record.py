@@ -23,6 +23,7 @@ MAGIC = b"BARCHAN1"
 VERSION = 1
 
 ENTRY = struct.Struct("<IIII")
+_BLANK = bytes(ENTRY.size)
 _PLACE = struct.Struct("<QQ")
 _MARK = struct.Struct("<III")
 _HEAD = struct.Struct("<8sHHIQI")
@@ -244,10 +245,11 @@ def decode_head(data: bytes) -> SegmentHead:
 def encode_into(buffer: bytearray, record: Record, place: Place, synced: int) -> None:
     """Append the record's entry, which will stand at `place`. `InvalidRequest` if it is too large."""
     at = len(buffer)
+    start = at + ENTRY.size
     try:
-        buffer += bytes(ENTRY.size)
+        buffer += _BLANK
         _encoder.encode_into(_fields(record), buffer, -1)
-        length = len(buffer) - at - ENTRY.size
+        length = len(buffer) - start
         if length > MAX_PAYLOAD:
             raise InvalidRequest(f"record of {length} bytes; at most {MAX_PAYLOAD} can be stored")
     except (UnicodeEncodeError, OverflowError) as error:
@@ -256,9 +258,9 @@ def encode_into(buffer: bytearray, record: Record, place: Place, synced: int) ->
     except BaseException:
         del buffer[at:]
         raise
-    with memoryview(buffer) as view:
-        crc = payload_check(view[at + ENTRY.size :], place)
-    ENTRY.pack_into(buffer, at, length, crc, synced, head_check(length, crc, synced, place))
+    seed = zlib.crc32(_PLACE.pack(*place))
+    crc = zlib.crc32(memoryview(buffer)[start:], seed)
+    ENTRY.pack_into(buffer, at, length, crc, synced, zlib.crc32(_MARK.pack(length, crc, synced), seed))
 
 
 def _fields(record: Record) -> tuple[Any, ...]:
@@ -266,23 +268,18 @@ def _fields(record: Record) -> tuple[Any, ...]:
     return (record.sandbox, record.seq, record.kind, record.key, record.time_ns, record.previous, body)
 
 
-def payload_check(payload: bytes | memoryview, place: Place) -> int:
-    return zlib.crc32(payload, zlib.crc32(_PLACE.pack(*place)))
-
-
-def head_check(length: int, crc: int, synced: int, place: Place) -> int:
-    return zlib.crc32(_PLACE.pack(*place), zlib.crc32(_MARK.pack(length, crc, synced)))
-
-
 def entry_length(head: bytes, place: Place) -> int | None:
     """Of the payload that follows an entry's head; None if the head is damaged."""
-    length, crc, synced, check = ENTRY.unpack(head)
-    sound = 0 < length <= MAX_PAYLOAD and check == head_check(length, crc, synced, place)
-    return int(length) if sound else None
+    length, _, _, check = ENTRY.unpack(head)
+    return int(length) if 0 < length <= MAX_PAYLOAD and check == _head_check(head, place) else None
 
 
 def entry_sound(head: bytes, payload: bytes, place: Place) -> bool:
-    return bool(ENTRY.unpack(head)[1] == payload_check(payload, place))
+    return bool(ENTRY.unpack(head)[1] == zlib.crc32(payload, zlib.crc32(_PLACE.pack(*place))))
+
+
+def _head_check(head: bytes, place: Place) -> int:
+    return zlib.crc32(head[: _MARK.size], zlib.crc32(_PLACE.pack(*place)))
 
 
 def decode(payload: bytes) -> Record:
@@ -307,8 +304,8 @@ def newest_sync_mark(data: bytes, place: Place) -> int:
     best = 0
     for match in _MAYBE_HEAD.finditer(data):
         at = match.start()
-        length, crc, synced, check = ENTRY.unpack_from(data, at)
+        _, _, synced, check = ENTRY.unpack_from(data, at)
         here = Place(place.salt, place.offset + at)
-        if best < synced <= here.offset and check == head_check(length, crc, synced, here):
+        if best < synced <= here.offset and check == _head_check(data[at : at + ENTRY.size], here):
             best = synced
     return best

@@ -200,7 +200,7 @@ class ByteSender:
         self._stopped = True
         self._notify()
 
-    async def write(self, data: bytes | memoryview) -> None:
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Returns when all of it was put on the link, not when the program read it. One writer at a time."""
         view = memoryview(data).cast("B")
         if self._stopped:

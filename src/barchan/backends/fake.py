@@ -1,0 +1,351 @@
+"""A scripted backend: real frames, real connections, no kernel. For tests of everything above a backend.
+
+A `FakeWorld` is the host: it outlives the backend object as a host outlives its agent. Programs are `true`, `false`,
+`exit N`, `echo WORDS…`, `cat`, `sleep SECONDS`, `flood BYTES`. Labels of the spec script what goes wrong:
+
+    fake.create = fail:PHASE     creation fails in that phase
+    fake.create = hang           creation does not end until the sandbox is destroyed
+    fake.guest  = rude           the guest breaks the protocol at the first command
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from barchan.backends.base import Abilities, Launch, Running, Space, Usage
+from barchan.errors import CreateFailed, EnvironmentNotFound, NotSupported
+from barchan.spec import GIB, SandboxSpec
+from barchan.wire.frames import (
+    STDERR,
+    STDIN,
+    STDOUT,
+    Frame,
+    FrameReader,
+    FrameType,
+    decode_data,
+    decode_u64,
+    encode,
+    encode_credit,
+    encode_data,
+    encode_eof,
+)
+from barchan.wire.guest import Cursor, ExecFlag, GuestOutcome, OpKind, Refusal, blob
+from barchan.wire.messages import EnvironmentInfo
+
+INPUT_WINDOW = 256 << 10
+_EXEC_HEAD = struct.Struct("<IIIQI")
+
+
+class _Stream:
+    """Output kept until it is acknowledged."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.acknowledged = 0
+        self.sent = 0
+        self.limit = 0
+        self.ended = False
+        self.eof_sent = False
+
+
+class _Op:
+    """One command of a fake guest."""
+
+    def __init__(self, guest: FakeGuest, id: int, argv: tuple[bytes, ...]) -> None:
+        self.id = id
+        self.streams = {STDOUT: _Stream(), STDERR: _Stream()}
+        self.input: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.taken = 0
+        self.done: tuple[GuestOutcome, int, bytes] | None = None
+        self._guest = guest
+        self.task = asyncio.get_running_loop().create_task(self._run([word.decode() for word in argv]))
+
+    async def _run(self, argv: list[str]) -> None:
+        program = getattr(self, f"_do_{argv[0]}", None)
+        try:
+            if program is None:
+                self.end(GuestOutcome.FAILED, 2, b"exec")
+            else:
+                self.end(GuestOutcome.EXITED, await program(argv[1:]))
+        except asyncio.CancelledError:
+            if self.done is None:
+                self.end(GuestOutcome.CANCELLED, 0)
+
+    async def _do_true(self, words: list[str]) -> int:
+        return 0
+
+    async def _do_false(self, words: list[str]) -> int:
+        return 1
+
+    async def _do_exit(self, words: list[str]) -> int:
+        return int(words[0])
+
+    async def _do_echo(self, words: list[str]) -> int:
+        self.write((" ".join(words) + "\n").encode())
+        return 0
+
+    async def _do_cat(self, words: list[str]) -> int:
+        while (data := await self.input.get()) is not None:
+            self.write(data)
+        return 0
+
+    async def _do_sleep(self, words: list[str]) -> int:
+        await asyncio.sleep(float(words[0]))
+        return 0
+
+    async def _do_flood(self, words: list[str]) -> int:
+        self.write(b"x" * int(words[0]))
+        return 0
+
+    def write(self, data: bytes) -> None:
+        self.streams[STDOUT].data += data
+        self._guest.pump(self)
+
+    def end(self, outcome: GuestOutcome, code: int, detail: bytes = b"") -> None:
+        self.done = (outcome, code, detail)
+        for stream in self.streams.values():
+            stream.ended = True
+        self._guest.pump(self)
+
+
+class FakeGuest:
+    """The far side of the guest protocol. One connection at a time."""
+
+    def __init__(self, *, rude: bool = False) -> None:
+        self.last = 0
+        self.ops: dict[int, _Op] = {}
+        self._rude = rude
+        self._connection: _GuestSide | None = None
+
+    def attach(self, connection: _GuestSide) -> None:
+        if self._connection is not None:
+            self._connection.hang_up()
+        self._connection = connection
+        for op in self.ops.values():
+            for stream in op.streams.values():
+                stream.sent, stream.limit, stream.eof_sent = stream.acknowledged, 0, False
+
+    def hang_up(self) -> None:
+        """As a guest whose connection breaks while it lives on."""
+        if self._connection is not None:
+            self._connection.hang_up()
+            self._connection = None
+
+    def kill(self) -> None:
+        """As a guest that died."""
+        for op in self.ops.values():
+            op.task.cancel()
+        self.ops.clear()
+        self.hang_up()
+
+    def take(self, frame: Frame) -> None:
+        if frame.type == FrameType.HELLO:
+            self._send(self._welcome())
+        elif frame.type == FrameType.PING:
+            self._send(encode(FrameType.PONG, frame.id, frame.payload))
+        elif frame.type == FrameType.START:
+            self._start(frame)
+        elif (op := self.ops.get(frame.id)) is not None:
+            self._for_op(op, frame)
+
+    def _welcome(self) -> bytes:
+        known = b"".join(
+            struct.pack("<QBBHIQQQQ", op.id, OpKind.EXEC, op.done is not None, 0, 7, op.taken,
+                        op.streams[STDOUT].acknowledged, op.streams[STDERR].acknowledged, 0)
+            for op in self.ops.values()
+        )  # fmt: skip
+        return encode(FrameType.WELCOME, 0, struct.pack("<HHIQQ", 1, 0, len(self.ops), 1, self.last) + known)
+
+    def _start(self, frame: Frame) -> None:
+        if self._rude:
+            self._send(encode(0x3F, frame.id))
+            return
+        if frame.id <= self.last:
+            self._send(encode(FrameType.REFUSED, frame.id, struct.pack("<I", Refusal.KNOWN) + blob(b"known id")))
+            return
+        self.last = frame.id
+        cursor = Cursor(frame.payload)
+        (kind, *_) = cursor.fixed(struct.Struct("<B3x"))
+        cursor.blob()
+        if kind != OpKind.EXEC:
+            self._send(encode(FrameType.REFUSED, frame.id, struct.pack("<I", Refusal.BAD) + blob(b"only commands")))
+            return
+        flags, *_ = cursor.fixed(_EXEC_HEAD)
+        cursor.blob()
+        op = _Op(self, frame.id, cursor.blobs())
+        self.ops[frame.id] = op
+        self._send(encode(FrameType.STARTED, frame.id, struct.pack("<I", 7)))
+        if flags & ExecFlag.STDIN:
+            self._send(encode_credit(frame.id, STDIN, INPUT_WINDOW))
+
+    def _for_op(self, op: _Op, frame: Frame) -> None:
+        if frame.type == FrameType.DATA:
+            self._input(op, *decode_data(frame.payload))
+        elif frame.type == FrameType.EOF:
+            op.input.put_nowait(None)
+        elif frame.type == FrameType.CREDIT:
+            stream = op.streams[frame.stream]
+            stream.limit = max(stream.limit, decode_u64(frame.payload))
+            self.pump(op)
+        elif frame.type == FrameType.ACK:
+            stream = op.streams[frame.stream]
+            stream.acknowledged = max(stream.acknowledged, decode_u64(frame.payload))
+        elif frame.type == FrameType.FORGET:
+            self.ops.pop(op.id)
+        elif frame.type in (FrameType.CANCEL, FrameType.SIGNAL):
+            op.task.cancel()
+
+    def _input(self, op: _Op, offset: int, data: bytes) -> None:
+        fresh = data[op.taken - offset :]
+        op.taken += len(fresh)
+        op.input.put_nowait(fresh)
+        self._send(encode_credit(op.id, STDIN, op.taken + INPUT_WINDOW))
+
+    def pump(self, op: _Op) -> None:
+        """Send what credit allows, then ends, then the result."""
+        if self._connection is None:
+            return
+        for number, stream in op.streams.items():
+            piece = bytes(stream.data[stream.sent : stream.limit])
+            if piece:
+                self._send(encode_data(op.id, number, stream.sent, piece))
+                stream.sent += len(piece)
+            if stream.ended and stream.sent == len(stream.data) and not stream.eof_sent:
+                stream.eof_sent = True
+                self._send(encode_eof(op.id, number, len(stream.data)))
+        if op.done is not None and all(stream.eof_sent for stream in op.streams.values()):
+            outcome, code, detail = op.done
+            self._send(encode(FrameType.DONE, op.id, struct.pack("<B3xiQQQQI", outcome, code, *[0] * 5) + blob(detail)))
+
+    def _send(self, data: bytes) -> None:
+        if self._connection is not None:
+            self._connection.send(data)
+
+
+class _GuestSide(asyncio.Protocol):
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._guest.attach(self)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            self._guest.take(frame)
+
+    def send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+class FakeWorld:
+    """What exists on the fake host."""
+
+    def __init__(self, environments: tuple[str, ...] = ("tiny",)) -> None:
+        self.environments = environments
+        self.guests: dict[str, FakeGuest] = {}
+        self.pids: dict[str, int] = {}
+        self.half_made: set[str] = set()
+        self.usage: dict[str, Usage] = {}
+        self._next = itertools.count(1000)
+
+    def pid(self) -> int:
+        return next(self._next)
+
+
+class FakeBackend:
+    """See `base.Backend`."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.abilities = Abilities(backend="container", notes=("scripted: nothing really runs",))
+        self.world = world
+        self._watchers: dict[str, Callable[[str], None]] = {}
+        self._hanging: dict[str, asyncio.Event] = {}
+
+    async def environments(self) -> tuple[EnvironmentInfo, ...]:
+        return tuple(EnvironmentInfo(name=n, version=1, digest="", size=0, created=0) for n in self.world.environments)
+
+    async def check(self, spec: SandboxSpec) -> None:
+        for name in spec.environment.names():
+            if name not in self.world.environments:
+                raise EnvironmentNotFound(f"no environment {name}", field="environment")
+        if spec.ptrace:
+            raise NotSupported("the fake has nothing to trace", field="ptrace")
+
+    async def create(self, launch: Launch) -> Running:
+        await self.check(launch.spec)
+        script = launch.spec.labels.get("fake.create", "")
+        self.world.half_made.add(launch.id)
+        try:
+            if script == "hang":
+                await self._hanging.setdefault(launch.id, asyncio.Event()).wait()
+                raise CreateFailed("destroyed while it was being made", phase="hang")
+            if script.startswith("fail:"):
+                raise CreateFailed("as scripted", phase=script.removeprefix("fail:"))
+            self.world.guests[launch.id] = FakeGuest(rude=launch.spec.labels.get("fake.guest") == "rude")
+            self.world.pids[launch.id] = self.world.pid()
+        finally:
+            self.world.half_made.discard(launch.id)
+        return Running(pid=self.world.pids[launch.id], pid_start=1)
+
+    async def adopt(self, id: str, running: Running) -> bool:
+        return self.world.pids.get(id) == running.pid and running.pid_start == 1
+
+    async def connect(self, id: str, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        guest = self.world.guests.get(id)
+        if guest is None:
+            raise ConnectionRefusedError(f"no guest {id}")
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: _GuestSide(guest), theirs)
+        transport, _ = await loop.create_connection(factory, sock=ours)
+        return transport
+
+    def watch(self, id: str, gone: Callable[[str], None]) -> None:
+        self._watchers[id] = gone
+
+    def kill(self, id: str) -> None:
+        """For tests: its first process dies."""
+        self.world.guests.pop(id).kill()
+        self.world.pids.pop(id)
+        if (gone := self._watchers.pop(id, None)) is not None:
+            gone("its first process ended")
+
+    def usage(self, id: str) -> Usage:
+        return self.world.usage.get(id, Usage(0, 0))
+
+    def space(self) -> Space:
+        return Space(64 * GIB, 32 * GIB)
+
+    def disk_full(self, id: str) -> bool:
+        return False
+
+    async def destroy(self, id: str) -> None:
+        self._watchers.pop(id, None)
+        if (waiting := self._hanging.pop(id, None)) is not None:
+            waiting.set()
+        if (guest := self.world.guests.pop(id, None)) is not None:
+            guest.kill()
+        self.world.pids.pop(id, None)
+        self.world.half_made.discard(id)
+
+    async def leftovers(self) -> frozenset[str]:
+        return frozenset(self.world.guests) | self.world.half_made
+
+    async def close(self) -> None:
+        for guest in self.world.guests.values():
+            guest.hang_up()
+        self._watchers.clear()

@@ -1,0 +1,186 @@
+"""`barchan cp`: files and trees, either way."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from barchan.cli.connect import Where, open_client, where_options
+from barchan.cli.session import Session, json_option
+from barchan.cli.text import plain
+from barchan.errors import FileFailure, FileIsDirectory, FileMissing, FileNotDirectory, InvalidRequest
+from barchan.spec import node_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from barchan.sdk import Sandbox, TransferReport
+
+BAR_AFTER = 0.5
+"""Seconds; shorter transfers show no bar."""
+
+
+class Remote(NamedTuple):
+    sandbox: str
+    path: bytes
+
+
+@click.command()
+@click.argument("source", metavar="SRC", type=click.UNPROCESSED)
+@click.argument("target", metavar="DST", type=click.UNPROCESSED)
+@click.option("-u", "--user", metavar="USER", help="Act as this user of the sandbox.")
+@where_options
+@json_option
+@click.pass_obj
+def cp(session: Session, source: str, target: str, user: str | None, where: Where) -> None:
+    """Copy a file or a tree from or to a sandbox.
+
+    One of SRC and DST is ID:PATH. A DST that is a directory, or ends in '/', gets the copy inside it under its own name.
+    """
+    import asyncio
+
+    report = asyncio.run(_copy(where, source, target, user))
+    if session.json:
+        skipped = [path.decode("utf-8", "replace") for path in report.skipped]
+        session.emit({"files": report.files, "bytes": report.bytes, "skipped": skipped})
+        return
+    for path in report.skipped:
+        print(f"barchan: skipped {plain(path)}: not a file, directory or link", file=sys.stderr)
+
+
+def parse_side(text: str) -> Remote | None:
+    """`ID:PATH` of a sandbox; None for a local path, which may hold ':' as `./a:b`."""
+    sandbox, colon, path = text.partition(":")
+    if not colon or "/" in sandbox:
+        return None
+    node_of(sandbox)
+    if not path:
+        raise InvalidRequest(f"{text!r} names no path", hint="for the root, write ID:/")
+    return Remote(sandbox, os.fsencode(path))
+
+
+async def _copy(where: Where, source: str, target: str, user: str | None) -> TransferReport:
+    there, here = parse_side(source), parse_side(target)
+    if (there is None) == (here is None):
+        raise InvalidRequest("one of SRC and DST must be in a sandbox", hint="write it as ID:PATH")
+    try:
+        async with open_client(where) as client:
+            sandbox = await client.get((there or here or Remote("", b"")).sandbox)
+            if there is not None:
+                return await _download(sandbox, there.path, Path(target), target.endswith("/"), user)
+            assert here is not None
+            return await _upload(sandbox, Path(source), here.path, user)
+    except OSError as error:
+        raise local_failure(error) from error
+
+
+def local_failure(error: OSError) -> FileFailure:
+    """An error of a file on this host, in our tree."""
+    kinds: dict[type[OSError], type[FileFailure]] = {
+        FileNotFoundError: FileMissing,
+        IsADirectoryError: FileIsDirectory,
+        NotADirectoryError: FileNotDirectory,
+    }
+    name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "local file"
+    return kinds.get(type(error), FileFailure)(f"{name}: {error.strerror}", hint="on this host")
+
+
+async def _upload(sandbox: Sandbox, source: Path, target: bytes, user: str | None) -> TransferReport:
+    total = local_size(source)
+    if target.endswith(b"/") or await _is_directory(sandbox, target, user):
+        target = os.path.join(target, os.fsencode(source.absolute().name))
+    with progress_bar(total) as progress:
+        return await sandbox.files.upload(source, target, user=user, progress=progress)
+
+
+async def _is_directory(sandbox: Sandbox, path: bytes, user: str | None) -> bool:
+    try:
+        return (await sandbox.files.stat(path, user=user)).kind == "directory"
+    except FileMissing:
+        return False
+
+
+async def _download(sandbox: Sandbox, source: bytes, target: Path, inside: bool, user: str | None) -> TransferReport:
+    found = await sandbox.files.stat(source, user=user)
+    if inside or target.is_dir():
+        target = target / local_name(source)
+    total = found.size if found.kind == "file" else None
+    with progress_bar(total) as progress:
+        return await sandbox.files.download(source, target, user=user, progress=progress)
+
+
+def local_name(source: bytes) -> str:
+    """The last component; refuses one that means another place here."""
+    name = source.rstrip(b"/").rpartition(b"/")[2]
+    if name in (b"", b".", b".."):
+        raise InvalidRequest(f"{plain(source)} has no name to copy it under", hint="give DST a name")
+    return os.fsdecode(name)
+
+
+def local_size(path: Path) -> int:
+    """Bytes of a file or of all files below a directory. Raises `OSError`."""
+    found = path.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        return found.st_size
+    return sum(_sizes(os.fspath(path)))
+
+
+def _sizes(path: str) -> Iterator[int]:
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sizes(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.stat(follow_symlinks=False).st_size
+
+
+@contextmanager
+def progress_bar(total: int | None) -> Iterator[Callable[[int], None] | None]:
+    """A function to be told the bytes done. Shows a bar on a terminal's stderr, when the transfer takes a while."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(total)
+    try:
+        yield bar.update
+    finally:
+        bar.close()
+
+
+class _Bar:
+    def __init__(self, total: int | None) -> None:
+        self._due = time.monotonic() + BAR_AFTER
+        self._total = total
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def update(self, done: int) -> None:
+        if self._progress is None:
+            if time.monotonic() < self._due:
+                return
+            self._progress = _rich_progress()
+            self._task = self._progress.add_task("", total=self._total)
+            self._progress.start()
+        assert self._task is not None
+        # An upload counts names and lengths too.
+        self._progress.update(self._task, completed=done if self._total is None else min(done, self._total))
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _rich_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))

@@ -1,0 +1,151 @@
+"""`barchan run` and `barchan exec`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from barchan.cli.argv import ProgramCommand
+from barchan.cli.connect import Where, open_client, start, where_options
+from barchan.cli.exits import OUTPUT_GONE, ending
+from barchan.cli.request import exec_options, exec_request, sandbox_options, sandbox_spec
+from barchan.cli.session import Session, json_option
+from barchan.spec import Exec, ExecResult, SandboxSpec, node_of
+
+if TYPE_CHECKING:
+    from barchan.cli.descriptors import Output
+    from barchan.cli.drive import Sink
+    from barchan.cli.interrupts import Interrupts
+    from barchan.sdk import Sandbox
+
+
+@click.command(cls=ProgramCommand)
+@click.argument("env_", metavar="ENV")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@sandbox_options
+@exec_options
+@click.option("--keep", is_flag=True, help="Leave the sandbox running.")
+@where_options
+@json_option
+@click.pass_obj
+def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where: Where, **options: Any) -> int:
+    """Run a command in a new sandbox of environment ENV.
+
+    Exit codes: the program's own; 124 timed out, 125 barchan failed, 126 not executable, 127 not found, 137 killed.
+    """
+    # With --keep later commands get them too; otherwise they are of this command alone, where any bytes will do.
+    ofsandbox = options if keep else {**options, "env": (), "secrets": (), "user": None, "workdir": None}
+    spec = sandbox_spec(env_, ofsandbox)
+    request = exec_request(argv, options)
+    return _complete(_run(session, where, spec, request, keep))
+
+
+@click.command("exec", cls=ProgramCommand)
+@click.argument("sandbox", metavar="ID")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@exec_options
+@click.option("-d", "--detach", is_flag=True, help="Print the command's id and let it run.")
+@where_options
+@json_option
+@click.pass_obj
+def exec_command(
+    session: Session, /, sandbox: str, argv: tuple[str, ...], detach: bool, where: Where, **options: Any
+) -> int:
+    """Run a command in sandbox ID. Exit codes as with `barchan run`."""
+    node_of(sandbox)
+    request = exec_request(argv, options)
+    return _complete(_exec(session, where, sandbox, request, detach))
+
+
+async def _run(session: Session, where: Where, spec: SandboxSpec, request: Exec, keep: bool) -> int:
+    from barchan.cli.interrupts import Interrupts
+
+    with Interrupts() as interrupts:
+        async with open_client(where) as client:
+            sandbox = await client.create_from(spec)
+            try:
+                _say(session, "created", keep, sandbox=sandbox.id)
+                if interrupts.first is not None:
+                    return 128 + interrupts.first
+                return await _follow(session, sandbox, request, interrupts)
+            finally:
+                if not keep:
+                    await sandbox.stop()
+
+
+async def _exec(session: Session, where: Where, id_: str, request: Exec, detach: bool) -> int:
+    from barchan.cli.interrupts import Interrupts
+
+    with Interrupts() as interrupts:
+        async with open_client(where) as client:
+            sandbox = await client.get(id_)
+            if not detach:
+                return await _follow(session, sandbox, request, interrupts)
+            process = await start(sandbox, request)
+            session.emit({"exec": process.id}) if session.json else click.echo(process.id)
+            process.detach()
+            return 0
+
+
+def _say(session: Session, event: str, aloud: bool, **details: str) -> None:
+    if session.json:
+        session.emit({"event": event, **details})
+    elif aloud:
+        print("barchan: " + "  ".join(f"{key} {value}" for key, value in details.items()), file=sys.stderr)
+
+
+async def _follow(session: Session, sandbox: Sandbox, request: Exec, interrupts: Interrupts) -> int:
+    """Run a command with our standard streams; returns our exit code."""
+    from barchan.cli.descriptors import Input
+    from barchan.cli.drive import Drive
+
+    process = await start(sandbox, request)
+    drive = Drive(process, interrupts)
+    out, err = _sinks(session)
+    outputs = ((aiter(process.stdout), out), (aiter(process.stderr), err))
+    result = await drive.run(outputs, Input(0) if request.stdin else None, process.stdin)
+    return OUTPUT_GONE if drive.output_gone else _finish(session, result, request.argv[0], interrupts.first)
+
+
+def _finish(session: Session, result: ExecResult, program: bytes, interrupted: int | None) -> int:
+    code, notes, error = ending(result, program, interrupted=interrupted)
+    if session.json:
+        session.emit({"event": "result", "exit_code": code, "result": result})
+    for note in notes if not session.json else ():
+        print(note, file=sys.stderr, flush=True)
+    if error is not None:
+        session.report(error)
+    return code
+
+
+def _sinks(session: Session) -> tuple[Sink, Sink]:
+    """Where output goes: to its own descriptor as it is, or both to stdout as JSON lines."""
+    from barchan.cli.descriptors import Output
+
+    if not session.json:
+        return Output(1).write, Output(2).write
+    output = Output(1)
+    return _lines(output, "stdout"), _lines(output, "stderr")
+
+
+def _lines(output: Output, name: str) -> Sink:
+    from barchan.cli.session import to_json
+
+    async def write(data: bytes) -> None:
+        text = base64.b64encode(data).decode()
+        await output.write(to_json({"event": "output", "stream": name, "base64": text}) + b"\n")
+
+    return write
+
+
+def _complete(work: Coroutine[Any, Any, int]) -> int:
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:  # the user did not want to wait any longer
+        return 128 + signal.SIGINT

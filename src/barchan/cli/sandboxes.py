@@ -1,0 +1,143 @@
+"""`barchan create`, `ls`, `ps` and `stop`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from barchan.cli.connect import Where, open_client, where_options
+from barchan.cli.request import program_options, sandbox_options, sandbox_spec
+from barchan.cli.session import Session, json_option
+from barchan.cli.text import command_line, plain, size, span
+from barchan.cli.values import parse_pairs
+from barchan.errors import BarchanError
+from barchan.spec import ProcessInfo, SandboxInfo, SandboxSpec, node_of
+
+if TYPE_CHECKING:
+    from barchan.sdk import Client
+
+
+@click.command()
+@click.argument("environment", metavar="ENV")
+@sandbox_options
+@program_options
+@where_options
+@json_option
+@click.pass_obj
+def create(session: Session, /, environment: str, where: Where, **options: Any) -> None:
+    """Make a sandbox of environment ENV and print its id.
+
+    It runs until it is stopped, or until its time is over.
+    """
+    import asyncio
+
+    info = asyncio.run(_create(where, sandbox_spec(environment, options)))
+    session.emit(info) if session.json else click.echo(info.id)
+
+
+async def _create(where: Where, spec: SandboxSpec) -> SandboxInfo:
+    async with open_client(where) as client:
+        return (await client.create_from(spec)).info
+
+
+@click.command()
+@click.option("--label", "labels", metavar="K=V", multiple=True, help="Only those with this label; repeatable.")
+@click.option("-q", "--quiet", is_flag=True, help="Ids only.")
+@where_options
+@json_option
+@click.pass_obj
+def ls(session: Session, labels: tuple[str, ...], quiet: bool, where: Where) -> None:
+    """List sandboxes."""
+    import asyncio
+    import time
+
+    from barchan.cli.tables import show
+
+    found = asyncio.run(_list(where, parse_pairs(labels, "labels")))
+    if session.json:
+        session.emit(found)
+    elif quiet:
+        for info in found:
+            click.echo(plain(info.id))
+    else:
+        now = time.time()
+        show(("id", "state", "environment", ">age", ">ends in", "labels"), [row(info, now) for info in found])
+
+
+async def _list(where: Where, labels: dict[str, str]) -> tuple[SandboxInfo, ...]:
+    async with open_client(where) as client:
+        return await client.list(labels)
+
+
+def row(info: SandboxInfo, now: float) -> tuple[str, ...]:
+    """For the table of `ls`."""
+    state = f"{info.state} ({info.reason})" if info.reason else info.state
+    ends = span(max(info.expires - now, 0)) if info.state in ("creating", "ready") else ""
+    labels = " ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+    return (info.id, state, " + ".join(info.environment.names()), span(max(now - info.created, 0)), ends, labels)
+
+
+@click.command()
+@click.argument("sandbox", metavar="ID")
+@where_options
+@json_option
+@click.pass_obj
+def ps(session: Session, sandbox: str, where: Where) -> None:
+    """List the processes of sandbox ID, with their ids as seen inside."""
+    import asyncio
+
+    from barchan.cli.tables import show
+
+    node_of(sandbox)
+    found = asyncio.run(_processes(where, sandbox))
+    if session.json:
+        session.emit([process_document(process) for process in found])
+    else:
+        rows = [(str(p.pid), str(p.ppid), str(p.uid), p.state, size(p.rss), command_line(p.argv)) for p in found]
+        show((">pid", ">ppid", ">uid", "state", ">memory", "command"), rows)
+
+
+async def _processes(where: Where, sandbox: str) -> tuple[ProcessInfo, ...]:
+    async with open_client(where) as client:
+        return await (await client.get(sandbox)).processes()
+
+
+def process_document(process: ProcessInfo) -> dict[str, object]:
+    """For JSON: arguments as text, what is not UTF-8 in them as U+FFFD."""
+    argv = [part.decode("utf-8", "replace") for part in process.argv]
+    fields = ("pid", "ppid", "uid", "state", "rss", "exec_id")
+    return {**{field: getattr(process, field) for field in fields}, "argv": argv}
+
+
+@click.command()
+@click.argument("sandboxes", metavar="ID...", nargs=-1, required=True)
+@where_options
+@json_option
+@click.pass_obj
+def stop(session: Session, sandboxes: tuple[str, ...], where: Where) -> int:
+    """Stop sandboxes with everything inside. Stopping a stopped one is fine."""
+    import asyncio
+
+    for sandbox in sandboxes:
+        node_of(sandbox)
+    return asyncio.run(_stop_all(session, where, sandboxes))
+
+
+async def _stop_all(session: Session, where: Where, sandboxes: tuple[str, ...]) -> int:
+    """All of them, even if one cannot be stopped; then the exit code is 1."""
+    import asyncio
+
+    async with open_client(where) as client:
+        results = await asyncio.gather(*(_stop(session, client, sandbox) for sandbox in sandboxes))
+    return 0 if all(results) else 1
+
+
+async def _stop(session: Session, client: Client, sandbox: str) -> bool:
+    try:
+        info = await (await client.get(sandbox)).stop()
+    except BarchanError as error:
+        session.report(error)
+        return False
+    session.emit(info) if session.json else click.echo(plain(info.id))
+    return True

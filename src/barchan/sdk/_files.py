@@ -1,0 +1,305 @@
+"""Files of a sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from barchan.errors import BarchanError, FileMissing, ProtocolError
+from barchan.sdk import _compat
+from barchan.sdk._connection import TRANSIENT, Connection, answer
+from barchan.sdk._exec import to_bytes
+from barchan.sdk._tree import PIECE, TransferReport, TreeWriter, pack_file, pack_tree
+from barchan.spec import FileStat
+from barchan.wire.guest import Cursor, Entry, read_entry
+from barchan.wire.link import Call
+from barchan.wire.messages import (
+    GetTree,
+    ListFiles,
+    MakeDirectory,
+    PutTree,
+    ReadFile,
+    RemoveFile,
+    RenameFile,
+    Request,
+    StatFile,
+    WriteFile,
+    pack_call,
+    unpack,
+)
+from barchan.wire.streams import ByteSender, CallStreams
+
+PathText = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Progress = Callable[[int], None]
+"""Called with the bytes transferred so far."""
+_BATCH = 256 << 10
+_KINDS = {"f": "file", "d": "directory", "l": "symlink", "p": "fifo", "s": "socket", "c": "char", "b": "block"}
+
+
+class Readable(Protocol):
+    """A binary file object."""
+
+    def read(self, size: int = ..., /) -> bytes: ...
+
+
+Content = bytes | bytearray | memoryview | str | AsyncIterable[bytes] | Readable
+
+
+class Files:
+    """`sandbox.files`. Paths are `str` (UTF-8) or bytes; relative ones start at `/`. `user` None is the sandbox's user.
+
+    Operations run in the sandbox by system calls under that user's identity; no program of the image takes part. They raise
+    `FileMissing`, `FileDenied`, `FileAlreadyExists`, `FileIsDirectory`, `FileNotDirectory` or another `FileFailure`,
+    `SandboxDiskFull`, `SandboxUnavailable`, `SandboxStopped`. Reads are tried again after a lost connection; other operations
+    then raise `ApiUnavailable` or `NodeUnavailable` (`retry` is true), and may or may not have happened.
+    """
+
+    def __init__(self, connection: Connection, sandbox: str, timeout: float | None) -> None:
+        self._connection = connection
+        self._sandbox = sandbox
+        self._timeout = timeout
+
+    async def read(
+        self, path: PathText, *, offset: int = 0, length: int | None = None, user: str | None = None
+    ) -> bytes:
+        """The file's bytes, in memory. For big files take `read_stream` or `download`."""
+        return await self._connection.fetch(
+            ReadFile(sandbox=self._sandbox, path=to_bytes(path), offset=offset, length=length, user=user)
+        )
+
+    async def read_text(self, path: PathText, *, user: str | None = None) -> str:
+        """As UTF-8; what is not becomes U+FFFD."""
+        return (await self.read(path, user=user)).decode("utf-8", "replace")
+
+    async def read_stream(
+        self, path: PathText, *, offset: int = 0, length: int | None = None, user: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """Chunks of at most 128 KiB; at most 1 MiB is read ahead. Not taken up again after a lost connection."""
+        request = ReadFile(sandbox=self._sandbox, path=to_bytes(path), offset=offset, length=length, user=user)
+        async for chunk in self._stream(request):
+            yield chunk
+
+    async def write(
+        self,
+        path: PathText,
+        data: Content,
+        *,
+        mode: int | None = None,
+        parents: bool = True,
+        append: bool = False,
+        exclusive: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Write a file from bytes, text, a binary file object or an async iterable, of any length in flat memory.
+
+        It appears whole or not at all, except with `append`. `mode` None keeps that of an existing file, else 0o644.
+        `exclusive` refuses an existing file (`FileAlreadyExists`).
+        """
+        request = WriteFile(
+            sandbox=self._sandbox,
+            path=to_bytes(path),
+            mode=mode,
+            parents=parents,
+            append=append,
+            exclusive=exclusive,
+            user=user,
+        )
+        await self._send(request, _pieces(data))
+
+    async def stat(self, path: PathText, *, follow: bool = True, user: str | None = None) -> FileStat:
+        request = StatFile(sandbox=self._sandbox, path=to_bytes(path), follow=follow, user=user)
+        return unpack(await self._ask(request, retry=True), FileStat)
+
+    async def exists(self, path: PathText, *, user: str | None = None) -> bool:
+        """Also for a link that points nowhere."""
+        try:
+            await self.stat(path, follow=False, user=user)
+        except FileMissing:
+            return False
+        return True
+
+    async def list(self, path: PathText, *, depth: int = 1, user: str | None = None) -> tuple[FileStat, ...]:
+        """Entries with paths relative to `path`. Depth 1 is the directory's own."""
+        request = ListFiles(sandbox=self._sandbox, path=to_bytes(path), depth=depth, user=user)
+        cursor, found = Cursor(await self._connection.fetch(request)), []
+        while cursor.left:
+            found.append(_stat_of(read_entry(cursor)))
+        return tuple(found)
+
+    async def mkdir(self, path: PathText, *, mode: int = 0o755, parents: bool = True, user: str | None = None) -> None:
+        """With `parents`, an existing directory is fine."""
+        await self._ask(
+            MakeDirectory(sandbox=self._sandbox, path=to_bytes(path), mode=mode, parents=parents, user=user)
+        )
+
+    async def remove(
+        self, path: PathText, *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
+    ) -> None:
+        """Links are removed, never followed."""
+        await self._ask(
+            RemoveFile(
+                sandbox=self._sandbox, path=to_bytes(path), recursive=recursive, missing_ok=missing_ok, user=user
+            )
+        )
+
+    async def rename(self, path: PathText, target: PathText, *, user: str | None = None) -> None:
+        """Replaces an existing file. Within one file system, as rename(2)."""
+        await self._ask(RenameFile(sandbox=self._sandbox, path=to_bytes(path), target=to_bytes(target), user=user))
+
+    async def upload(
+        self,
+        local: str | os.PathLike[str],
+        remote: PathText,
+        *,
+        user: str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Send a file or a tree; `remote` becomes it. Parents are made; modes, times and links are kept, owners are `user`'s.
+
+        FIFOs, sockets and devices are skipped and reported. Raises `OSError` for local trouble.
+        """
+        path, report = Path(local), cast(list[TransferReport], [])
+        target = to_bytes(remote)
+        if await _compat.in_thread(path.is_dir):
+            items = pack_tree(path, report)
+        else:
+            target, name = os.path.split(target.rstrip(b"/"))
+            items = pack_file(path, name, report)
+        request = PutTree(sandbox=self._sandbox, path=target or b"/", user=user)
+        await self._send(request, _batches(items), progress)
+        return report[0]
+
+    async def download(
+        self,
+        remote: PathText,
+        local: str | os.PathLike[str],
+        *,
+        user: str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Fetch a file or a tree; `local` becomes it. Modes (without set-id bits), times and links are kept.
+
+        Nothing outside `local` is written, whatever the sandbox sends: a path with `..` or an absolute one is a
+        `ProtocolError`, one that lies behind a link a `FileFailure`. FIFOs, sockets and devices are skipped and reported.
+        Raises `OSError` for local trouble. What was written before an error stays.
+        """
+        request = GetTree(sandbox=self._sandbox, path=to_bytes(remote), user=user)
+        with TreeWriter(Path(local)) as writer:
+            async for chunk in self._stream(request):
+                written = await _compat.in_thread(writer.feed, chunk)
+                if progress is not None:
+                    progress(written)
+            return await _compat.in_thread(writer.finish)
+
+    async def _ask(self, request: Request, *, retry: bool = False) -> bytes:
+        return await self._connection.request(request, retry=retry, timeout=self._timeout)
+
+    async def _stream(self, request: Request) -> AsyncIterator[bytes]:
+        call, streams, first = await self._connection.attempts(lambda link: _opened(link, request))
+        try:
+            while first:
+                yield first
+                first = await streams.stdout.read()
+            await call.answer
+        finally:
+            call.abandon()
+
+    async def _send(self, request: Request, pieces: AsyncIterator[bytes], progress: Progress | None = None) -> None:
+        link = await self._connection.link()
+        streams = CallStreams(outputs=())
+        call = link.call(pack_call(request), streams.on_frame)
+        _bind(call, streams)
+        streams.stdin.resume(0)
+        try:
+            await _write_all(streams.stdin, pieces, progress)
+            await answer(call)
+        except TRANSIENT:
+            raise
+        except BarchanError:
+            # The answer says more than the stream that failed with it.
+            await answer(call)
+            raise
+        finally:
+            call.abandon()
+
+
+async def _opened(link: Any, request: Request) -> tuple[Call, CallStreams, bytes]:
+    """A reading call and its first bytes: up to here it may be tried again."""
+    streams = CallStreams()
+    call = link.call(pack_call(request), streams.on_frame)
+    _bind(call, streams)
+    try:
+        return call, streams, await streams.stdout.read()
+    except BaseException:
+        call.abandon()
+        raise
+
+
+def _bind(call: Call, streams: CallStreams) -> None:
+    """A failed answer ends the streams, so that no reader or writer waits for more."""
+
+    def ended(future: Any) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, BarchanError):
+            streams.fail(error)
+        elif not future.cancelled():
+            streams.finish()
+
+    streams.attach(call)
+    call.answer.add_done_callback(ended)
+
+
+async def _write_all(sender: ByteSender, pieces: AsyncIterator[bytes], progress: Progress | None) -> None:
+    async for piece in pieces:
+        await sender.write(piece)
+        if progress is not None:
+            progress(sender.offset)
+    sender.eof()
+
+
+async def _pieces(data: Content) -> AsyncIterator[bytes]:
+    if isinstance(data, AsyncIterable):
+        async for piece in data:
+            yield piece
+    elif isinstance(data, str):
+        yield data.encode()
+    elif isinstance(data, (bytes, bytearray, memoryview)):
+        yield cast(bytes, data)
+    else:
+        while chunk := await _compat.in_thread(data.read, _BATCH):
+            yield chunk
+
+
+async def _batches(items: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Take from a generator that reads files, in a thread and not one small item at a time."""
+
+    def batch() -> bytes:
+        parts, size = [], 0
+        for item in items:
+            parts.append(item)
+            size += len(item)
+            if size >= _BATCH - PIECE:
+                break
+        return b"".join(parts)
+
+    while data := await _compat.in_thread(batch):
+        yield data
+
+
+def _stat_of(entry: Entry) -> FileStat:
+    kind = _KINDS.get(entry.kind)
+    if kind is None:
+        raise ProtocolError("entry of no known kind")
+    return FileStat(
+        path=entry.path,
+        kind=cast(Any, kind),
+        size=entry.size,
+        mode=entry.mode,
+        uid=entry.uid,
+        gid=entry.gid,
+        mtime_ns=entry.mtime_ns,
+        nlink=entry.nlink,
+        target=entry.target,
+    )

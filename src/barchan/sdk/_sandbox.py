@@ -1,0 +1,195 @@
+"""One sandbox, as its user sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Self
+
+from barchan.errors import BarchanError, ProtocolError
+from barchan.sdk._connection import Connection
+from barchan.sdk._exec import Command, CompletedExec, Input, Text, run_exec, to_argv, to_bytes, to_env
+from barchan.sdk._files import Files
+from barchan.sdk._process import Process, begin
+from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo
+from barchan.wire.guest import Cursor, GuestProcess, read_process
+from barchan.wire.ids import new_exec_id
+from barchan.wire.messages import (
+    GetSandbox,
+    ListExecs,
+    ListProcesses,
+    RenewSandbox,
+    Request,
+    StopSandbox,
+    unpack,
+)
+
+OUTPUT_LIMIT = 64 * MIB
+
+
+class Sandbox:
+    """A sandbox. As a context manager it is stopped at the end of the block.
+
+    Any method may raise `SandboxNotFound`, `SandboxStopped`, `SandboxUnavailable` (its first process is dead or does not
+    answer), `NodeUnavailable`, `ApiUnavailable`, `Unauthenticated`.
+    """
+
+    def __init__(self, connection: Connection, info: SandboxInfo, timeout: float | None) -> None:
+        self.info = info
+        """As of the last answer about it; `refresh()` asks again."""
+        self.files = Files(connection, info.id, timeout)
+        self._connection = connection
+        self._timeout = timeout
+
+    @property
+    def id(self) -> SandboxId:
+        return self.info.id
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.info.state}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        # What ended the block is what its author must see; the sandbox's lifetime ends it if this cannot.
+        with contextlib.suppress(BarchanError) if kind is not None else contextlib.nullcontext():
+            await self.stop()
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        cwd: Text | os.PathLike[str] | None = None,
+        env: Mapping[Text, Text] | None = None,
+        secrets: Mapping[Text, Text] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        grace: float = 1.0,
+        stdin: Input | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = False,
+        keep_background: bool = False,
+        id: str | None = None,
+        check: bool = False,
+    ) -> CompletedExec:
+        """Run a command to its end. A `str` is run by the sandbox's /bin/sh, a sequence is the arguments as they are.
+
+        `timeout` seconds after its start the command is ended with all its processes, SIGTERM first and SIGKILL `grace` seconds
+        later; the result says `timed_out` and has the output so far. Of each output at most `output_limit` bytes are kept,
+        in memory. It returns when the main process has ended and its output is read; background processes go on, and with
+        `keep_background` their output is waited for. `secrets` are like `env`, but never stored. Without `stdin` the command
+        reads end of file.
+
+        Cancelling this call (also by `asyncio.timeout`) cancels the command in the sandbox. After a lost connection the
+        command is taken up again without a gap; it never runs twice. With your own `id`, sending the same command again, even
+        from another process, answers with the first run's result.
+
+        A non-zero exit is a result; `check=True` raises `CommandFailed` instead. Raises `InvalidRequest`, `UserNotFound`,
+        `Conflict` (the id was used for another command).
+        """
+        request = Exec(
+            argv=to_argv(command),
+            cwd=None if cwd is None else to_bytes(cwd),
+            env=to_env(env),
+            secrets=to_env(secrets),
+            user=user,
+            timeout=timeout,
+            grace=grace,
+            stdin=stdin is not None,
+            output_limit=output_limit,
+            merge_stderr=merge_stderr,
+            keep_background=keep_background,
+        )
+        result = await run_exec(self._connection, self.id, id or new_exec_id(), request, stdin)
+        return result.check() if check else result
+
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: Text | os.PathLike[str] | None = None,
+        env: Mapping[Text, Text] | None = None,
+        secrets: Mapping[Text, Text] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        grace: float = 1.0,
+        stdin: bool = False,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = False,
+        keep_background: bool = True,
+        id: str | None = None,
+    ) -> Process:
+        """Start a command and return a handle as soon as it runs. Arguments and errors as with `run`.
+
+        `stdin=True` opens its standard input for `process.stdin`. The command does not end with the handle.
+        """
+        request = Exec(
+            argv=to_argv(command),
+            cwd=None if cwd is None else to_bytes(cwd),
+            env=to_env(env),
+            secrets=to_env(secrets),
+            user=user,
+            timeout=timeout,
+            grace=grace,
+            stdin=stdin,
+            output_limit=output_limit,
+            merge_stderr=merge_stderr,
+            keep_background=keep_background,
+        )
+        return await begin(self._connection, self.id, id or new_exec_id(), request)
+
+    async def attach(self, id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> Process:
+        """A handle on a command that runs or ran, from any client. Output starts at the offsets (bytes).
+
+        Raises `ExecNotFound`.
+        """
+        return await begin(
+            self._connection, self.id, id, None, stdout_offset=stdout_offset, stderr_offset=stderr_offset
+        )
+
+    async def execs(self) -> tuple[ExecInfo, ...]:
+        """Every command of this sandbox, oldest first."""
+        return unpack(await self._ask(ListExecs(sandbox=self.id), retry=True), tuple[ExecInfo, ...])
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """What runs inside, ids as seen inside."""
+        cursor, found = Cursor(await self._connection.fetch(ListProcesses(sandbox=self.id))), []
+        while cursor.left:
+            found.append(_process_of(read_process(cursor)))
+        return tuple(found)
+
+    async def stop(self) -> SandboxInfo:
+        """End it with everything inside. Idempotent."""
+        return await self._update(StopSandbox(sandbox=self.id), retry=True)
+
+    async def renew(self, *, idle_timeout: float | None = None, lifetime: float | None = None) -> SandboxInfo:
+        """Count as use; with a value (seconds), also change that limit. `lifetime` counts from creation."""
+        request = RenewSandbox(sandbox=self.id, idle_timeout=idle_timeout, lifetime=lifetime)
+        return await self._update(request, retry=True)
+
+    async def refresh(self) -> SandboxInfo:
+        """Ask again for `info`."""
+        return await self._update(GetSandbox(sandbox=self.id), retry=True)
+
+    async def _update(self, request: Request, *, retry: bool) -> SandboxInfo:
+        self.info = unpack(await self._ask(request, retry=retry), SandboxInfo)
+        return self.info
+
+    async def _ask(self, request: Request, *, retry: bool) -> bytes:
+        return await self._connection.request(request, retry=retry, timeout=self._timeout)
+
+
+def _process_of(process: GuestProcess) -> ProcessInfo:
+    if not process.state.isascii():
+        raise ProtocolError("process in no known state")
+    return ProcessInfo(
+        pid=process.pid,
+        ppid=process.ppid,
+        uid=process.uid,
+        state=process.state,
+        rss=process.rss,
+        argv=process.argv,
+        exec_id=None,
+    )

@@ -1,0 +1,305 @@
+"""Tree items (see the guest protocol) to and from local files.
+
+What comes from a sandbox is hostile. Extraction opens each directory relative to the one above it and follows no link, so that
+nothing outside the target is ever touched; a name that tries is refused and ends the transfer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from barchan.errors import FileFailure, ProtocolError
+from barchan.wire.guest import KEEP, Cursor, Entry, blob, encode_entry, read_entry
+
+PIECE = 128 << 10
+MAX_PIECE = 1 << 20
+_MAX_NAME = 1 << 16
+_U32 = struct.Struct("<I")
+_FIXED = 36
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+_RawPath = bytes
+
+
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an upload or download did."""
+
+    files: int
+    """Regular files."""
+    bytes: int
+    """Their contents."""
+    skipped: tuple[_RawPath, ...] = ()
+    """FIFOs, sockets and devices, which are not transferred. Paths relative to the tree."""
+
+
+def pack_tree(root: Path, report: list[TransferReport]) -> Iterator[bytes]:
+    """The items of a directory, as pieces of bytes; at the end the report is appended. Raises `OSError`."""
+    counter = _Counter()
+    yield from _pack(root, b"", counter)
+    report.append(counter.report())
+
+
+def pack_file(path: Path, name: bytes, report: list[TransferReport]) -> Iterator[bytes]:
+    """One item. A link is followed: the caller named it."""
+    counter = _Counter()
+    yield from _pack_file(path, entry_of(name, os.stat(path)), counter)
+    report.append(counter.report())
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.files = 0
+        self.size = 0
+        self.skipped: list[bytes] = []
+
+    def report(self) -> TransferReport:
+        return TransferReport(files=self.files, bytes=self.size, skipped=tuple(self.skipped))
+
+
+_KINDS = {
+    stat.S_IFREG: "f",
+    stat.S_IFDIR: "d",
+    stat.S_IFLNK: "l",
+    stat.S_IFIFO: "p",
+    stat.S_IFSOCK: "s",
+    stat.S_IFCHR: "c",
+    stat.S_IFBLK: "b",
+}
+
+
+def entry_of(path: bytes, found: os.stat_result, target: bytes = b"") -> Entry:
+    """Owners are not sent: local user ids mean nothing in a sandbox."""
+    kind = _KINDS[stat.S_IFMT(found.st_mode)]
+    size = found.st_size if kind == "f" else 0
+    return Entry(path, kind, stat.S_IMODE(found.st_mode), KEEP, KEEP, 1, size, found.st_mtime_ns, target)
+
+
+def _pack(root: Path, path: bytes, counter: _Counter) -> Iterator[bytes]:
+    local = os.path.join(os.fsencode(root), path) if path else os.fsencode(root)
+    # The top is what the caller named, so a link there is followed; inside the tree links are sent as links.
+    found = os.lstat(local) if path else os.stat(local)
+    kind = _KINDS[stat.S_IFMT(found.st_mode)]
+    if kind == "f":
+        yield from _pack_file(Path(os.fsdecode(local)), entry_of(path, found), counter)
+    elif kind == "l":
+        yield encode_entry(entry_of(path, found, os.readlink(local)))
+    elif kind == "d":
+        yield encode_entry(entry_of(path, found))
+        for name in sorted(os.listdir(local)):
+            yield from _pack(root, os.path.join(path, name), counter)
+    else:
+        counter.skipped.append(path)
+
+
+def _pack_file(local: Path, entry: Entry, counter: _Counter) -> Iterator[bytes]:
+    if entry.kind != "f":
+        raise FileFailure(f"{local} is not a regular file")
+    with local.open("rb", buffering=0) as file:
+        yield encode_entry(entry)
+        counter.files += 1
+        while piece := file.read(PIECE):
+            counter.size += len(piece)
+            yield blob(piece)
+    yield blob(b"")
+
+
+class TreeReader:
+    """Cuts a byte stream into entries and pieces. Pure; keeps at most one incomplete entry or piece."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._in_file = False
+
+    def feed(self, data: bytes) -> Iterator[Entry | bytes]:
+        """Entries; after one of kind `f` its pieces as bytes, the last one empty. Raises `ProtocolError`."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while True:
+            size = self._piece_size(at) if self._in_file else self._entry_size(at)
+            if size is None or len(buffer) - at < size:
+                break
+            raw = bytes(buffer[at : at + size])
+            at += size
+            if self._in_file:
+                self._in_file = size > 4
+                yield raw[4:]
+            else:
+                entry = read_entry(Cursor(raw))
+                self._in_file = entry.kind == "f"
+                yield entry
+        del buffer[:at]
+
+    def end(self) -> None:
+        """Raises `ProtocolError` when the stream stopped inside an item."""
+        if self._buffer or self._in_file:
+            raise ProtocolError("the tree ends inside an item")
+
+    def _blob_size(self, at: int, most: int) -> int | None:
+        if len(self._buffer) - at < 4:
+            return None
+        size = int(_U32.unpack_from(self._buffer, at)[0])
+        if size > most:
+            raise ProtocolError(f"a part of the tree is too long: {size} bytes")
+        return 4 + size
+
+    def _piece_size(self, at: int) -> int | None:
+        return self._blob_size(at, MAX_PIECE)
+
+    def _entry_size(self, at: int) -> int | None:
+        path = self._blob_size(at, _MAX_NAME)
+        if path is None:
+            return None
+        target = self._blob_size(at + path + _FIXED, _MAX_NAME)
+        return None if target is None else path + _FIXED + target
+
+
+def parts_of(path: bytes) -> list[bytes]:
+    """The components of an item's path. Raises `ProtocolError` for one that could lead elsewhere."""
+    if not path:
+        return []
+    parts = path.split(b"/")
+    if b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
+        raise ProtocolError(f"the sandbox sent a path that leads outside: {os.fsdecode(path)!r}")
+    return parts
+
+
+class TreeWriter:
+    """Writes items below `root`. A context manager; its use is one thread at a time.
+
+    Modes (without set-id bits) and times are kept, owners are the caller's. Existing files are replaced, links among them;
+    existing directories are used. Raises `ProtocolError`, `FileFailure` and, for local trouble such as a full disk, `OSError`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._reader = TreeReader()
+        self._counter = _Counter()
+        self._directories: list[Entry] = []
+        self._file: tuple[int, Entry] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file is not None:
+            os.close(self._file[0])
+            self._file = None
+
+    def feed(self, data: bytes) -> int:
+        """Returns how many bytes of contents were written so far."""
+        for item in self._reader.feed(data):
+            if isinstance(item, bytes):
+                self._piece(item)
+            else:
+                self._item(item)
+        return self._counter.size
+
+    def finish(self) -> TransferReport:
+        """Directories' modes and times last, deepest first: writing into them changes both."""
+        self._reader.end()
+        for entry in reversed(self._directories):
+            with self._opened(parts_of(entry.path)) as fd:
+                os.fchmod(fd, entry.mode & 0o777)
+                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        return self._counter.report()
+
+    def _item(self, entry: Entry) -> None:
+        parts = parts_of(entry.path)
+        if entry.kind == "d":
+            self._directory(parts, entry)
+        elif entry.kind == "f":
+            with self._parent(parts) as (fd, name):
+                self._file = (_fresh(fd, name), entry)
+            self._counter.files += 1
+        elif entry.kind == "l":
+            with self._parent(parts) as (fd, name):
+                _remove(fd, name)
+                os.symlink(entry.target, name, dir_fd=fd)
+                os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=fd, follow_symlinks=False)
+        else:
+            self._counter.skipped.append(entry.path)
+
+    def _piece(self, piece: bytes) -> None:
+        assert self._file is not None
+        fd, entry = self._file
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(fd, view) :]
+        self._counter.size += len(piece)
+        if not piece:
+            self._file = None
+            try:
+                os.fchmod(fd, entry.mode & 0o777)
+                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            finally:
+                os.close(fd)
+
+    def _directory(self, parts: list[bytes], entry: Entry) -> None:
+        self._directories.append(entry)
+        if not parts:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
+        with self._parent(parts) as (fd, name), contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=fd)
+        with self._opened(parts):
+            pass  # it is one, and no link
+
+    @contextlib.contextmanager
+    def _parent(self, parts: list[bytes]) -> Iterator[tuple[int, bytes]]:
+        """An open directory and the name in it."""
+        if parts:
+            with self._opened(parts[:-1]) as fd:
+                yield fd, parts[-1]
+            return
+        self._root.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd, os.fsencode(self._root.name)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _opened(self, parts: list[bytes]) -> Iterator[int]:
+        # The root itself may be reached through links: the caller chose it.
+        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts:
+                below = _enter(fd, part, parts)
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _enter(fd: int, part: bytes, parts: list[bytes]) -> int:
+    try:
+        return os.open(part, _DIRECTORY, dir_fd=fd)
+    except OSError as error:
+        path = os.fsdecode(b"/".join(parts))
+        raise FileFailure(
+            f"{path!r} does not lie in a directory of the target: {os.fsdecode(part)!r} is a link or missing",
+            hint="nothing was written through it",
+        ) from error
+
+
+def _remove(fd: int, name: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=fd)
+
+
+def _fresh(fd: int, name: bytes) -> int:
+    """A new file in place of what had the name, so that neither a link nor another's open file is written."""
+    _remove(fd, name)
+    return os.open(name, _CREATE, 0o600, dir_fd=fd)

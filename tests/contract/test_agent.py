@@ -1,0 +1,338 @@
+"""The node agent over the scripted backend: what it promises whatever happens around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from barchan import errors
+from barchan.backends.base import Usage
+from barchan.backends.fake import FakeBackend, FakeWorld
+from barchan.node import lease
+from barchan.node.agent import Agent
+from barchan.spec import EnvironmentRef, Exec, SandboxInfo, SandboxSpec
+from barchan.wire import messages as m
+from barchan.wire.frames import STDIN
+from tests.contract.node_rig import Caller, agent_on, config_for
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+@pytest.fixture
+async def agent(tmp_path: Path, world: FakeWorld) -> AsyncIterator[Agent]:
+    async with agent_on(config_for(tmp_path / "data"), FakeBackend(world)) as agent:
+        yield agent
+
+
+@pytest.fixture
+async def caller(agent: Agent) -> Caller:
+    return Caller(agent)
+
+
+def backend_of(agent: Agent) -> FakeBackend:
+    backend = agent.backends["container"]
+    assert isinstance(backend, FakeBackend)
+    return backend
+
+
+async def state_of(caller: Caller, id: str) -> SandboxInfo:
+    return m.unpack(await caller.ask(m.GetSandbox(sandbox=id)), SandboxInfo)
+
+
+async def until_state(caller: Caller, id: str, state: str) -> SandboxInfo:
+    async with asyncio.timeout(5):
+        while (info := await state_of(caller, id)).state != state:
+            await asyncio.sleep(0)
+    return info
+
+
+async def test_create_run_stop(caller: Caller, world: FakeWorld) -> None:
+    info = await caller.create(labels={"team": "a"})
+    assert info.state == "ready" and info.id.startswith("n1-") and info.ready_ms > 0
+    result, out = await caller.run(info.id, "echo", "hello")
+    assert (result.outcome, result.exit_code, out) == ("exited", 0, b"hello\n")
+    assert (await caller.run(info.id, "exit", "3"))[0].exit_code == 3
+    assert (await caller.run(info.id, "nonsense"))[0].outcome == "not_found"
+    await caller.ask(m.StopSandbox(sandbox=info.id))
+    await caller.ask(m.StopSandbox(sandbox=info.id))
+    assert (await state_of(caller, info.id)).state == "stopped"
+    assert not world.guests
+    with pytest.raises(errors.SandboxStopped):
+        await caller.run(info.id, "true")
+
+
+async def test_listing_by_labels(caller: Caller) -> None:
+    a, b = await caller.create(labels={"k": "1"}), await caller.create(labels={"k": "2", "x": "y"})
+    listed = m.unpack(await caller.ask(m.ListSandboxes(labels={"k": "2"})), tuple[SandboxInfo, ...])
+    assert [info.id for info in listed] == [b.id]
+    everything = m.unpack(await caller.ask(m.ListSandboxes()), tuple[SandboxInfo, ...])
+    assert {info.id for info in everything} == {a.id, b.id}
+
+
+async def test_a_key_makes_one_sandbox(caller: Caller, world: FakeWorld) -> None:
+    one, two = await asyncio.gather(caller.create(key="k1"), caller.create(key="k1"))
+    assert one.id == two.id and len(world.guests) == 1
+    assert (await caller.create(key="k1")).id == one.id
+    with pytest.raises(errors.Conflict):
+        await caller.create(key="k1", user="other")
+
+
+@pytest.mark.parametrize("phase", ["cgroups", "disk", "mount", "overlay"])
+async def test_a_failed_create_names_its_phase_and_leaves_nothing(caller: Caller, world: FakeWorld, phase: str) -> None:
+    with pytest.raises(errors.CreateFailed) as failed:
+        await caller.create(key="k", labels={"fake.create": f"fail:{phase}"})
+    assert failed.value.phase == phase
+    assert not world.guests and not world.half_made
+    with pytest.raises(errors.CreateFailed):
+        await caller.create(key="k", labels={"fake.create": f"fail:{phase}"})
+
+
+async def test_stop_while_creating_has_one_outcome(caller: Caller, agent: Agent, world: FakeWorld) -> None:
+    creating = asyncio.ensure_future(caller.create(labels={"fake.create": "hang"}))
+    async with asyncio.timeout(5):
+        while not world.half_made:
+            await asyncio.sleep(0)
+    (id,) = world.half_made
+    stopping = asyncio.ensure_future(caller.ask(m.StopSandbox(sandbox=id)))
+    async with asyncio.timeout(5):
+        while (await state_of(caller, id)).state != "stopping":
+            await asyncio.sleep(0)
+        await backend_of(agent).destroy(id)
+        await stopping
+    with pytest.raises(errors.BarchanError):
+        await creating
+    assert (await state_of(caller, id)).state == "stopped"
+    assert not world.guests and not world.half_made
+
+
+async def test_an_abandoned_create_leaves_no_sandbox(caller: Caller, agent: Agent, world: FakeWorld) -> None:
+    request = m.CreateSandbox(spec=_spec({"fake.create": "hang"}), key="gone")
+    call = caller.link.call(m.pack_call(request))
+    async with asyncio.timeout(5):
+        while not world.half_made:
+            await asyncio.sleep(0)
+        call.abandon()
+        (id,) = world.half_made
+        while (await state_of(caller, id)).state != "stopping":
+            await asyncio.sleep(0)
+        await backend_of(agent).destroy(id)
+    await until_state(caller, id, "stopped")
+    assert not world.guests
+
+
+def _spec(labels: dict[str, str]) -> SandboxSpec:
+    return SandboxSpec(environment=EnvironmentRef(base="tiny"), labels=labels)
+
+
+async def test_a_dead_guest_is_told_to_all_who_wait(caller: Caller, agent: Agent) -> None:
+    info = await caller.create()
+    running = caller.start(info.id, "sleep", "1000")
+    await running.started
+    backend_of(agent).kill(info.id)
+    with pytest.raises(errors.SandboxUnavailable, match="first process"):
+        await running.result()
+    ended = await until_state(caller, info.id, "failed")
+    assert "first process" in ended.reason
+    with pytest.raises(errors.SandboxUnavailable):
+        await caller.run(info.id, "true")
+
+
+async def test_a_guest_that_breaks_the_protocol_is_dropped(caller: Caller, agent: Agent) -> None:
+    info = await caller.create(labels={"fake.guest": "rude"})
+    with pytest.raises(errors.SandboxUnavailable):
+        await caller.run(info.id, "true")
+    assert "trusted" in (await until_state(caller, info.id, "failed")).reason
+
+
+async def test_a_broken_link_is_dialled_again_without_a_gap(caller: Caller, world: FakeWorld) -> None:
+    info = await caller.create()
+    running = caller.start(info.id, "cat", stdin=True)
+    await running.started
+    async with asyncio.timeout(5):
+        while not running.input_limit:
+            await asyncio.sleep(0)
+        running.call.send_data(STDIN, 0, b"before ")
+        while running.stdout != b"before ":
+            await asyncio.sleep(0)
+        world.guests[info.id].hang_up()
+        before = running.input_limit
+        while running.input_limit == before and world.guests[info.id]._connection is None:
+            await asyncio.sleep(0)
+        running.call.send_data(STDIN, 7, b"after")
+        while running.stdout != b"before after":
+            await asyncio.sleep(0)
+        running.call.send_eof(STDIN, 12)
+        assert (await running.result()).stdout_bytes == 12
+
+
+async def test_a_known_id_answers_and_never_runs_again(caller: Caller, world: FakeWorld) -> None:
+    info = await caller.create()
+    first = caller.start(info.id, "echo", "once", id="op")
+    result = await first.result()
+    asked = world.guests[info.id].last
+    second = caller.start(info.id, "echo", "once", id="op")
+    assert await second.result() == result and second.stdout == b"once\n"
+    with pytest.raises(errors.Conflict):
+        await caller.start(info.id, "echo", "twice", id="op").result()
+    assert world.guests[info.id].last == asked, "the guest was asked once"
+
+
+async def test_a_caller_may_leave_and_come_back(caller: Caller, agent: Agent) -> None:
+    info = await caller.create()
+    running = caller.start(info.id, "cat", id="op", stdin=True)
+    await running.started
+    caller.hang_up()
+    second = Caller(agent)
+    again = second.attach(info.id, "op")
+    event = await again.started
+    assert event.stdin_offset == 0
+    again.call.send_data(STDIN, 0, b"x" * 10)
+    again.call.send_eof(STDIN, 10)
+    assert (await again.result()).stdout_bytes == 10 and again.stdout == b"x" * 10
+    partial = second.attach(info.id, "op", offset=4)
+    await partial.result()
+    assert partial.stdout == b"x" * 6
+
+
+async def test_a_flood_waits_for_a_slow_reader(caller: Caller, world: FakeWorld) -> None:
+    """Without credit nothing flows: the guest keeps what nobody takes."""
+    info = await caller.create()
+    request = m.StartExec(sandbox=info.id, id="op", exec=Exec(argv=(b"flood", b"3000000")))
+    seen: list[int] = []
+    call = caller.link.call(m.pack_call(request), lambda frame: seen.append(len(frame.payload)))
+    async with asyncio.timeout(5):
+        while not world.guests[info.id].ops:
+            await asyncio.sleep(0)
+        call.credit(1, 1000)
+        call.credit(2, 1000)
+        while sum(seen) < 1000:
+            await asyncio.sleep(0)
+    (op,) = world.guests[info.id].ops.values()
+    assert op.streams[1].sent == 1000
+    call.abandon()
+    again = caller.attach(info.id, "op")
+    assert (await again.result()).stdout_bytes == 3_000_000
+    assert len(again.stdout) == 3_000_000
+
+
+async def test_limits_are_named(caller: Caller, world: FakeWorld) -> None:
+    info = await caller.create()
+    world.usage[info.id] = Usage(0, 5)
+    result, _ = await caller.run(info.id, "exit", "1")
+    assert result.limit == "pids"
+    result, _ = await caller.run(info.id, "exit", "1")
+    assert result.limit is None, "the counters did not rise since"
+
+
+async def test_commands_and_sandboxes_that_are_not_there(caller: Caller) -> None:
+    with pytest.raises(errors.SandboxNotFound):
+        await caller.run("n1-abcdefghij", "true")
+    info = await caller.create()
+    with pytest.raises(errors.ExecNotFound):
+        await caller.attach(info.id, "nope").result()
+    with pytest.raises(errors.ExecNotFound):
+        await caller.ask(m.SignalExec(sandbox=info.id, id="nope", signal=9))
+    with pytest.raises(errors.InvalidRequest):
+        await caller.ask(m.SignalExec(sandbox=info.id, id="nope", signal=99))
+    with pytest.raises(errors.EnvironmentNotFound):
+        await caller.ask(m.CreateSandbox(spec=_other("nowhere"), key="k"))
+
+
+def _other(base: str) -> SandboxSpec:
+    return SandboxSpec(environment=EnvironmentRef(base=base))
+
+
+async def test_lifetimes(caller: Caller, agent: Agent) -> None:
+    watching = asyncio.ensure_future(lease.watch(agent))
+    try:
+        idle, short = await caller.create(idle_timeout=0.1), await caller.create(lifetime=0.1)
+        busy = await caller.create(idle_timeout=0.1)
+        running = caller.start(busy.id, "sleep", "0.5")
+        assert "idle" in (await until_state(caller, idle.id, "stopped")).reason
+        assert "lifetime" in (await until_state(caller, short.id, "stopped")).reason
+        assert (await running.result()).exit_code == 0, "not idle while somebody waits for a command"
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+# --- the agent's own death
+
+
+async def test_the_next_agent_takes_up_what_runs(tmp_path: Path, world: FakeWorld) -> None:
+    config = config_for(tmp_path / "data")
+    async with agent_on(config, FakeBackend(world)) as agent:
+        first = Caller(agent)
+        info = await first.create()
+        ended = await first.run(info.id, "echo", "before")
+        running = first.start(info.id, "cat", id="op", stdin=True)
+        await running.started
+        running.call.send_data(STDIN, 0, b"one ")
+        async with asyncio.timeout(5):
+            while running.stdout != b"one ":
+                await asyncio.sleep(0)
+    async with agent_on(config, FakeBackend(world)) as agent:
+        second = Caller(agent)
+        assert (await state_of(second, info.id)).pid == info.pid
+        again = second.attach(info.id, "op")
+        event = await again.started
+        again.call.send_data(STDIN, event.stdin_offset, b"two")
+        again.call.send_eof(STDIN, event.stdin_offset + 3)
+        await again.result()
+        assert again.stdout == b"one two"
+        replayed = second.attach(info.id, ended[0].id)
+        assert await replayed.result() == ended[0] and replayed.stdout == ended[1]
+        assert (await second.run(info.id, "echo", "after"))[1] == b"after\n"
+
+
+async def test_an_end_while_the_agent_was_away(tmp_path: Path, world: FakeWorld) -> None:
+    config = config_for(tmp_path / "data")
+    async with agent_on(config, FakeBackend(world)) as agent:
+        caller = Caller(agent)
+        info = await caller.create()
+        running = caller.start(info.id, "sleep", "0.05", id="op")
+        await running.started
+    guest = world.guests[info.id]
+    async with asyncio.timeout(5):
+        while next(iter(guest.ops.values())).done is None:
+            await asyncio.sleep(0)
+    async with agent_on(config, FakeBackend(world)) as agent:
+        assert (await Caller(agent).attach(info.id, "op").result()).exit_code == 0
+
+
+async def test_a_sandbox_that_died_with_the_agent_is_named(tmp_path: Path, world: FakeWorld) -> None:
+    config = config_for(tmp_path / "data")
+    async with agent_on(config, FakeBackend(world)) as agent:
+        caller = Caller(agent)
+        info = await caller.create()
+        running = caller.start(info.id, "sleep", "1000", id="op")
+        await running.started
+    world.guests.pop(info.id).kill()
+    world.pids.pop(info.id)
+    async with agent_on(config, FakeBackend(world)) as agent:
+        caller = Caller(agent)
+        ended = await state_of(caller, info.id)
+        assert ended.state == "failed" and "while the node agent was away" in ended.reason
+
+
+async def test_half_made_and_unknown_sandboxes_are_swept(tmp_path: Path, world: FakeWorld) -> None:
+    config = config_for(tmp_path / "data")
+    async with agent_on(config, FakeBackend(world)) as agent:
+        creating = asyncio.ensure_future(Caller(agent).create(labels={"fake.create": "hang"}))
+        async with asyncio.timeout(5):
+            while not world.half_made:
+                await asyncio.sleep(0)
+        (id,) = world.half_made
+    creating.cancel()
+    world.half_made.update((id, "n1-unknownunknown"))
+    async with agent_on(config, FakeBackend(world)) as agent:
+        assert not world.half_made
+        assert (await state_of(Caller(agent), id)).state == "failed"

@@ -1,0 +1,240 @@
+"""The conformance suite of the Backend boundary: every implementation, the same expectations.
+
+A backend is exercised as an agent does: create, dial, greet, run, adopt by a second object, watch, destroy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from barchan.backends.base import Backend, Launch, Running
+from barchan.backends.fake import FakeBackend, FakeWorld
+from barchan.errors import CreateFailed, EnvironmentNotFound
+from barchan.layers.sources import import_layer
+from barchan.layers.store import LayerStore
+from barchan.node.channel import GuestChannel
+from barchan.node.main import open_backend
+from barchan.spec import EnvironmentRef, Limits, SandboxSpec
+from barchan.wire import guest
+from barchan.wire.frames import Frame, FrameType, decode_data, encode_credit
+from tests.contract.node_rig import config_for
+from tests.e2e.conftest import make_tiny
+from tests.server import disks
+
+MIB = 1 << 20
+SPEC = SandboxSpec(
+    environment=EnvironmentRef(base="tiny"), limits=Limits(memory=64 * MIB, disk=32 * MIB, pids=64)
+)
+
+
+class Host:
+    """Makes backends over one host, real or scripted, and knows how to hurt a sandbox on it."""
+
+    def __init__(self, make: Callable[[], Backend], kill: Callable[[Backend, str, Running], None]) -> None:
+        self.make = make
+        self.kill = kill
+
+
+@contextlib.asynccontextmanager
+async def fake_host(tmp_path: Path) -> AsyncIterator[Host]:
+    world = FakeWorld()
+
+    def kill(backend: Backend, id: str, running: Running) -> None:
+        assert isinstance(backend, FakeBackend)
+        backend.kill(id)
+
+    yield Host(lambda: FakeBackend(world), kill)
+
+
+@contextlib.asynccontextmanager
+async def container_host(tmp_path: Path) -> AsyncIterator[Host]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: makes namespaces, mounts and cgroups")
+    if not disks():
+        pytest.skip("no disk that is neither overlayfs nor tmpfs")
+    data = disks()[0] / f"barchan-test-{os.getpid()}-contract"
+    config = config_for(data)
+    config.layout.instance.write_text(secrets.token_hex(4))
+    import_layer(LayerStore(config.layout.layers), "tiny", make_tiny(tmp_path / "tiny"))
+    small = type(config)(**{**{f: getattr(config, f) for f in config.__struct_fields__}, "scratch_bytes": 256 * MIB})
+    try:
+        yield Host(lambda: open_backend(small), lambda _, id, running: os.kill(running.pid, signal.SIGKILL))
+    finally:
+        last = open_backend(small)
+        for id in await last.leftovers():
+            await last.destroy(id)
+        await last.purge()
+        shutil.rmtree(data)
+
+
+@pytest.fixture(params=[fake_host, container_host], ids=["fake", "container"])
+async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Host]:
+    async with request.param(tmp_path) as host:
+        yield host
+
+
+@pytest.fixture
+async def backend(host: Host) -> AsyncIterator[Backend]:
+    backend = host.make()
+    yield backend
+    await backend.close()
+
+
+def launch(slot: int = 0, spec: SandboxSpec = SPEC) -> Launch:
+    return Launch(id=f"n1-{secrets.token_hex(6)}", spec=spec, uid_slot=slot)
+
+
+async def dial(backend: Backend, id: str) -> tuple[GuestChannel, guest.Welcome]:
+    transport = await backend.connect(id, lambda: GuestChannel(lambda channel, error: None))
+    channel = transport.get_protocol()
+    assert isinstance(channel, GuestChannel)
+    return channel, await channel.greet()
+
+
+async def run(channel: GuestChannel, op: int, *argv: bytes) -> tuple[guest.Done, bytes]:
+    out = bytearray()
+    done: asyncio.Future[guest.Done] = asyncio.get_running_loop().create_future()
+
+    def sink(frame: Frame) -> None:
+        if frame.type == FrameType.DATA:
+            out.extend(decode_data(frame.payload)[1])
+        elif frame.type == FrameType.DONE:
+            done.set_result(guest.decode_done(frame.payload))
+
+    channel.listen(op, sink)
+    parts = guest.exec_parts(
+        flags=0, timeout_ms=0, grace_ms=0, output_limit=MIB, nofile=0, cwd=b"/", argv=argv, env=[b"PATH=/bin"]
+    )
+    channel.send(guest.start(op, guest.OpKind.EXEC, b"", parts))
+    for stream in (1, 2):
+        channel.send(encode_credit(op, stream, MIB))
+    async with asyncio.timeout(10):
+        result = await done
+    channel.release(op)
+    return result, bytes(out)
+
+
+async def test_a_sandbox_answers_and_runs(backend: Backend) -> None:
+    wanted = launch()
+    running = await backend.create(wanted)
+    assert running.pid > 0 and running.pid_start > 0
+    channel, welcome = await dial(backend, wanted.id)
+    assert welcome.last == 0 and not welcome.ops
+    done, out = await run(channel, 1, b"echo", b"hello", b"there")
+    assert (done.outcome, done.code, out) == (guest.GuestOutcome.EXITED, 0, b"hello there\n")
+    assert (await run(channel, 2, b"false"))[0].code == 1
+    assert (await run(channel, 3, b"no-such-program"))[0].detail == b"exec"
+    assert backend.usage(wanted.id) == (0, 0) and not backend.disk_full(wanted.id)
+    await backend.destroy(wanted.id)
+    assert wanted.id not in await backend.leftovers()
+
+
+async def test_a_second_connection_replaces_the_first(backend: Backend) -> None:
+    wanted = launch()
+    await backend.create(wanted)
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first = await backend.connect(wanted.id, lambda: GuestChannel(lambda channel, error: lost.set_result(None)))
+    channel = first.get_protocol()
+    assert isinstance(channel, GuestChannel)
+    await channel.greet()
+    await run(channel, 5, b"true")
+    second, welcome = await dial(backend, wanted.id)
+    async with asyncio.timeout(5):
+        await lost
+    assert welcome.last == 5
+    assert (await run(second, 6, b"true"))[0].code == 0
+    await backend.destroy(wanted.id)
+
+
+async def test_destroy_is_idempotent_and_takes_any_id(backend: Backend) -> None:
+    await backend.destroy("n1-never-was-there")
+    wanted = launch()
+    await backend.create(wanted)
+    await backend.destroy(wanted.id)
+    await backend.destroy(wanted.id)
+    with pytest.raises(OSError):
+        await dial(backend, wanted.id)
+
+
+async def test_the_next_backend_adopts(host: Host, backend: Backend) -> None:
+    wanted = launch()
+    running = await backend.create(wanted)
+    channel, _ = await dial(backend, wanted.id)
+    await run(channel, 7, b"true")
+    await backend.close()
+    successor = host.make()
+    assert await successor.adopt(wanted.id, running)
+    assert wanted.id in await successor.leftovers()
+    again, welcome = await dial(successor, wanted.id)
+    assert welcome.last == 7
+    assert (await run(again, 8, b"echo", b"still"))[1] == b"still\n"
+    await successor.destroy(wanted.id)
+    await successor.close()
+
+
+async def test_what_is_not_the_same_is_not_adopted(host: Host, backend: Backend) -> None:
+    wanted = launch()
+    running = await backend.create(wanted)
+    other = Running(pid=running.pid, pid_start=running.pid_start + 1)
+    assert not await backend.adopt(wanted.id, other), "a recycled pid"
+    assert not await backend.adopt("n1-somebody-else", running), "another sandbox's process"
+    assert not await backend.adopt(wanted.id, Running(pid=0, pid_start=0))
+    await backend.destroy(wanted.id)
+
+
+async def test_a_death_is_noticed_once(host: Host, backend: Backend) -> None:
+    wanted = launch()
+    running = await backend.create(wanted)
+    reasons: list[str] = []
+    noticed = asyncio.Event()
+    backend.watch(wanted.id, lambda reason: (reasons.append(reason), noticed.set()) and None)
+    host.kill(backend, wanted.id, running)
+    async with asyncio.timeout(5):
+        await noticed.wait()
+    await backend.destroy(wanted.id)
+    assert len(reasons) == 1 and "first process" in reasons[0]
+
+
+async def test_destroy_is_no_death(backend: Backend) -> None:
+    wanted = launch()
+    await backend.create(wanted)
+    backend.watch(wanted.id, lambda reason: pytest.fail(reason))
+    await backend.destroy(wanted.id)
+
+
+async def test_unknown_environments_are_refused_before_anything_is_made(backend: Backend) -> None:
+    spec = SandboxSpec(environment=EnvironmentRef(base="nowhere"))
+    with pytest.raises(EnvironmentNotFound):
+        await backend.check(spec)
+    with pytest.raises(EnvironmentNotFound):
+        await backend.create(launch(spec=spec))
+    assert not await backend.leftovers()
+
+
+async def test_what_cannot_be_made_leaves_nothing(backend: Backend) -> None:
+    """The last id range does not fit below 2³¹: the failure comes after the spec was accepted."""
+    spec = SandboxSpec(environment=EnvironmentRef(base="tiny"), labels={"fake.create": "fail:uids"})
+    with pytest.raises(CreateFailed) as failed:
+        await backend.create(launch(slot=1 << 20, spec=spec))
+    assert failed.value.phase == "uids"
+    assert not await backend.leftovers()
+
+
+async def test_several_at_once(backend: Backend) -> None:
+    wanted = [launch(slot) for slot in range(8)]
+    await asyncio.gather(*(backend.create(one) for one in wanted))
+    for one in wanted:
+        channel, _ = await dial(backend, one.id)
+        assert (await run(channel, 1, b"echo", one.id.encode()))[1] == one.id.encode() + b"\n"
+    assert {one.id for one in wanted} <= await backend.leftovers()
+    await asyncio.gather(*(backend.destroy(one.id) for one in wanted))
+    assert not {one.id for one in wanted} & await backend.leftovers()

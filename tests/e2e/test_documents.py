@@ -1,0 +1,52 @@
+"""What the README and the tutorial tell people to type is typed here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server import Server
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/tutorial/first-sandbox.md")
+ELSEWHERE = re.compile(r"^(\./dev|\. |barchan (up|down|doctor|env bootstrap|stop))")
+"""Lines that the fixtures stand for, or that would end what other tests use."""
+Run = Callable[[str, list[str]], "subprocess.CompletedProcess[str]"]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def run(server: Server, debian_env: str, tmp_path: Path) -> Run:
+    """Runs a program with a script as its input, as a user of this server would."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "BARCHAN_DATA": str(server.data)}
+    env["BARCHAN_URL"] = f"unix:{server.data / 'run/api.sock'}"
+
+    def run(script: str, argv: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, input=script, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize(("page", "printed"), zip(PAGES, ("0 b'42\\n'", "b'one\\n' 3"), strict=True))
+def test_python_of_the_documents(run: Run, page: str, printed: str) -> None:
+    (snippet,) = blocks(page, "python")
+    done = run(snippet, [sys.executable, "-W", "error", "-"])
+    assert (done.returncode, done.stdout.strip()) == (0, printed), done.stderr
+
+
+@pytest.mark.parametrize(("page", "printed"), zip(PAGES, ("42", "one"), strict=True))
+def test_shell_of_the_documents(run: Run, page: str, printed: str) -> None:
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines() if not ELSEWHERE.match(line)]
+    done = run("\n".join(lines), ["sh", "-e"])
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout.split()

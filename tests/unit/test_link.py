@@ -1,0 +1,215 @@
+"""Two links joined in memory: calls, errors, streams, abandonment, loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from barchan.errors import ApiUnavailable, ErrorBody, FileMissing, PlatformError, ProtocolError, SandboxStopped
+from barchan.wire.frames import Frame, FrameType, decode_data, encode
+from barchan.wire.link import Answered, Incoming, Link, Outbox
+from barchan.wire.messages import pack
+
+Handler = Callable[[Incoming], Awaitable[bytes]]
+
+
+def joined(handler: Handler) -> tuple[Link, Link]:
+    """A caller and the link that serves it."""
+    loop = asyncio.get_running_loop()
+    caller = Link(lambda data: loop.call_soon(served.feed, data) and None, dialled=True)
+    served = Link(lambda data: loop.call_soon(caller.feed, data) and None, handler, dialled=False)
+    return caller, served
+
+
+async def test_a_call_is_answered() -> None:
+    async def handler(call: Incoming) -> bytes:
+        return call.payload.upper()
+
+    caller, _ = joined(handler)
+    answers = await asyncio.gather(*(caller.call(text).answer for text in (b"one", b"two", b"three")))
+    assert answers == [b"ONE", b"TWO", b"THREE"]
+
+
+async def test_an_error_arrives_as_its_class_with_all_its_fields() -> None:
+    async def handler(call: Incoming) -> bytes:
+        raise FileMissing("gone", hint="look elsewhere", phase="open", field="path")
+
+    caller, _ = joined(handler)
+    with pytest.raises(FileMissing) as caught:
+        await caller.call(b"").answer
+    assert caught.value.body() == FileMissing("gone", hint="look elsewhere", phase="open", field="path").body()
+
+
+async def test_an_unexpected_exception_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(call: Incoming) -> bytes:
+        raise ZeroDivisionError("oops")
+
+    caller, _ = joined(handler)
+    with pytest.raises(PlatformError, match="ZeroDivisionError") as caught:
+        await caller.call(b"").answer
+    assert caught.value.code == "internal_error"
+
+
+async def test_a_relayed_error_keeps_a_code_unknown_here() -> None:
+    payload = pack(ErrorBody(code="from_the_future", message="new", party="node"))
+
+    async def handler(call: Incoming) -> bytes:
+        raise Answered(payload)
+
+    caller, _ = joined(handler)
+    call = caller.call(b"")
+    with pytest.raises(PlatformError):
+        await call.answer
+    assert call.refusal == payload
+
+
+async def test_frames_before_the_handler_runs_are_kept_for_it() -> None:
+    seen: list[Frame] = []
+
+    async def handler(call: Incoming) -> bytes:
+        call.on_frame = seen.append
+        return b""
+
+    caller, served = joined(handler)
+    served.feed(encode(FrameType.CALL, 1, b"") + encode(FrameType.CREDIT, 1, b"x" * 8) + encode(FrameType.EOF, 1))
+    await asyncio.sleep(0)
+    assert [frame.type for frame in seen] == [FrameType.CREDIT, FrameType.EOF]
+    assert caller.lost is None
+
+
+async def test_a_flood_before_the_handler_runs_breaks_the_link() -> None:
+    async def handler(call: Incoming) -> bytes:
+        return b""
+
+    _, served = joined(handler)
+    with pytest.raises(ProtocolError, match="credit"):
+        served.feed(encode(FrameType.CALL, 1, b"") + encode(FrameType.DATA, 1, b"x" * 8) * 100)
+
+
+async def test_data_flows_both_ways_within_a_call() -> None:
+    async def handler(call: Incoming) -> bytes:
+        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        call.on_frame = lambda frame: done.set_result(decode_data(frame.payload)[1])
+        call.send_data(1, 0, b"down")
+        return await done
+
+    received: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+    caller, _ = joined(handler)
+    call = caller.call(b"", received.set_result)
+    assert decode_data((await received).payload) == (0, b"down")
+    call.send_data(0, 0, b"up")
+    assert await call.answer == b"up"
+
+
+async def test_abandon_cancels_the_handler() -> None:
+    running, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def handler(call: Incoming) -> bytes:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return b""
+
+    caller, _ = joined(handler)
+    call = caller.call(b"")
+    await running.wait()
+    call.abandon()
+    await cancelled.wait()
+    assert call.answer.cancelled()
+
+
+async def test_loss_fails_what_is_under_way_and_what_follows() -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(call: Incoming) -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return b""
+
+    caller, served = joined(handler)
+    call = caller.call(b"")
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    caller.close(SandboxStopped("lost"))
+    served.close()
+    with pytest.raises(SandboxStopped):
+        await call.answer
+    with pytest.raises(SandboxStopped):
+        await caller.call(b"").answer
+    await cancelled.wait()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode(FrameType.CALL, 2),  # our own parity
+        encode(FrameType.HELLO, 1),
+        encode(0x7F, 1),
+    ],
+)
+async def test_what_does_not_belong_on_a_link_is_refused(frame: bytes) -> None:
+    async def handler(call: Incoming) -> bytes:
+        return b""
+
+    _, served = joined(handler)
+    with pytest.raises(ProtocolError):
+        served.feed(frame)
+
+
+async def test_a_caller_takes_no_calls() -> None:
+    with pytest.raises(ProtocolError):
+        Link(lambda data: None, dialled=True).feed(encode(FrameType.CALL, 2))
+
+
+async def test_outbox_joins_what_one_turn_writes() -> None:
+    messages: list[bytes] = []
+    outbox = Outbox(_into(messages))
+    sender = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    for piece in (b"a", b"b", b"c"):
+        outbox.write(piece)
+    outbox.close()
+    await sender
+    assert messages == [b"abc"]
+    assert outbox.unsent == 0
+
+
+async def test_outbox_bounds_messages() -> None:
+    messages: list[bytes] = []
+    outbox = Outbox(_into(messages))
+    piece = bytes(600_000)
+    for _ in range(8):
+        outbox.write(piece)
+    outbox.close()
+    await outbox.run()
+    assert sum(map(len, messages)) == 8 * len(piece)
+    assert len(messages) > 1 and max(map(len, messages)) < 4 << 20
+
+
+async def test_outbox_gives_up_on_a_peer_that_does_not_read() -> None:
+    stuck = asyncio.Event()
+
+    async def send(message: bytes) -> None:
+        await stuck.wait()
+
+    outbox = Outbox(send, most=100)
+    sender = asyncio.create_task(outbox.run())
+    outbox.write(b"x" * 60)
+    await asyncio.sleep(0)
+    outbox.write(b"x" * 60)
+    stuck.set()
+    with pytest.raises(ApiUnavailable, match="unread"):
+        await sender
+
+
+def _into(messages: list[bytes]) -> Callable[[bytes], Awaitable[None]]:
+    async def send(message: bytes) -> None:
+        messages.append(message)
+
+    return send
