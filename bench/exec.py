@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from barchan import Client, Sandbox
 from bench.figures import Figure, Spread, show, spread
 from bench.relay import call_chain, stream_chain
-from bench.rig import MIB, Rig, create, cpu_us, machine, options, rig, rss
+from bench.rig import MIB, Rig, cpu_us, create, machine, options, rig, rss
 
 WARM = 50
 OUTPUT = 200 * MIB

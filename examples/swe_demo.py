@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,19 @@ from rich.table import Table
 
 from barchan import BarchanError, Client, EnvironmentRef, Limits, Sandbox
 from examples.swe.agents import SIXTEEN, Variant
-from examples.swe.task import AGENT, BASE, EXPECTED, PACKAGE, REPO, REPORT, RUN_HIDDEN_TESTS, VERIFIER, fetch, layers
+from examples.swe.task import (
+    AGENT,
+    BASE,
+    EXPECTED,
+    PACKAGE,
+    REPO,
+    REPORT,
+    RUN_HIDDEN_TESTS,
+    VERIFIER,
+    fetch,
+    fingerprint,
+    layers,
+)
 
 MIB = 1 << 20
 CACHE = Path(os.environ.get("BARCHAN_CACHE", "/var/cache/barchan"))
@@ -97,8 +110,10 @@ async def guarded(client: Client, row: Row) -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    shown = Table("sandbox", "variant", title="cachetools: an entry outlives its time-to-live")
-    for title in ("ready ms", "steps", "hidden tests", "reward"):
+    shown = Table(title="cachetools: an entry outlives its time-to-live")
+    shown.add_column("sandbox", no_wrap=True)
+    shown.add_column("variant", no_wrap=True, min_width=22)
+    for title in ("ready ms", "steps", "tests", "reward"):
         shown.add_column(title, justify="right")
     for row in rows:
         tests = "" if row.passed is None else f"{row.passed}/{len(EXPECTED)}"
@@ -116,24 +131,33 @@ async def solve(console: Console) -> list[Row]:
     return rows
 
 
-def barchan(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def barchan(*argv: str) -> None:
     command = [sys.executable, "-m", "barchan.cli.main", *argv, "--data", str(DATA)]
-    return subprocess.run(command, check=check, text=True, stdout=subprocess.PIPE)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def prepare() -> None:
-    """Make the layers; only the first run has much to do."""
+    """Make the layers, unless they are there and the task has not changed since."""
     DATA.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if f"{BASE}@" not in barchan("env", "ls").stdout:
-        barchan("env", "bootstrap", BASE)
+    stamp = CACHE / "demo.stamp"
+    if stamp.exists() and stamp.read_text() == fingerprint():
+        return
+    barchan("env", "bootstrap", BASE)
     for name, tree in layers(fetch(CACHE / "sdist"), CACHE / "trees").items():
         barchan("env", "import", name, str(tree))
+    stamp.write_text(fingerprint())
+
+
+def is_running() -> bool:
+    """Whether somebody serves the demo's data directory."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(DATA / "run/api.sock")) == 0
 
 
 @contextmanager
 def server() -> Iterator[None]:
     """The demo's own server; one that is there already is used and left running."""
-    running = barchan("ls", check=False).returncode == 0
+    running = is_running()
     if not running:
         barchan("up", "-d", "--scratch-bytes", "2g")
     try:

@@ -2,8 +2,7 @@
 
 #include <stdlib.h>
 
-static bool strings_fit(struct reader r, uint32_t count, size_t *total)
-{
+static bool strings_fit(struct reader r, uint32_t count, size_t *total) {
     *total = 0;
     if (count > reader_left(&r) / 4)
         return false;
@@ -16,8 +15,7 @@ static bool strings_fit(struct reader r, uint32_t count, size_t *total)
     return true;
 }
 
-char **get_strings(struct reader *r, uint32_t *count)
-{
+char **get_strings(struct reader *r, uint32_t *count) {
     size_t total;
     *count = get_u32(r);
     if (r->bad || !strings_fit(*r, *count, &total)) {
@@ -41,8 +39,7 @@ char **get_strings(struct reader *r, uint32_t *count)
     return items;
 }
 
-static bool ring_resize(struct ring *r, uint32_t cap)
-{
+static bool ring_resize(struct ring *r, uint32_t cap) {
     uint8_t *data = malloc(cap);
     if (!data)
         return false;
@@ -54,8 +51,7 @@ static bool ring_resize(struct ring *r, uint32_t cap)
     return true;
 }
 
-bool ring_reserve(struct ring *r, uint32_t want)
-{
+bool ring_reserve(struct ring *r, uint32_t want) {
     uint32_t need = want > ring_room(r) ? r->max : r->used + want;
     uint32_t cap = r->cap ? r->cap : RING_MIN;
     while (cap < need)
@@ -65,8 +61,7 @@ bool ring_reserve(struct ring *r, uint32_t want)
     return cap == r->cap || ring_resize(r, cap);
 }
 
-static int pieces(const struct ring *r, uint32_t from, uint32_t size, struct iovec piece[2])
-{
+static int pieces(const struct ring *r, uint32_t from, uint32_t size, struct iovec piece[2]) {
     if (!size)
         return 0;
     uint32_t start = from & (r->cap - 1), first = r->cap - start;
@@ -79,29 +74,24 @@ static int pieces(const struct ring *r, uint32_t from, uint32_t size, struct iov
     return 2;
 }
 
-int ring_free_part(const struct ring *r, struct iovec piece[2])
-{
+int ring_free_part(const struct ring *r, struct iovec piece[2]) {
     return pieces(r, r->head + r->used, r->cap - r->used, piece);
 }
 
-void ring_filled(struct ring *r, uint32_t n)
-{
+void ring_filled(struct ring *r, uint32_t n) {
     r->used += n;
 }
 
-int ring_used_part(const struct ring *r, uint32_t offset, uint32_t size, struct iovec piece[2])
-{
+int ring_used_part(const struct ring *r, uint32_t offset, uint32_t size, struct iovec piece[2]) {
     return pieces(r, r->head + offset, size, piece);
 }
 
-void ring_consume(struct ring *r, uint32_t n)
-{
+void ring_consume(struct ring *r, uint32_t n) {
     r->used -= n;
     r->head = r->used ? (r->head + n) & (r->cap - 1) : 0;
 }
 
-bool ring_append(struct ring *r, const void *data, uint32_t size)
-{
+bool ring_append(struct ring *r, const void *data, uint32_t size) {
     struct iovec piece[2] = {0};
     if (size > ring_room(r) || !ring_reserve(r, size))
         return false;
@@ -114,8 +104,7 @@ bool ring_append(struct ring *r, const void *data, uint32_t size)
     return true;
 }
 
-uint32_t ring_peek(const struct ring *r, void *into, uint32_t size)
-{
+uint32_t ring_peek(const struct ring *r, void *into, uint32_t size) {
     struct iovec piece[2] = {0};
     if (size > r->used)
         size = r->used;
@@ -127,8 +116,7 @@ uint32_t ring_peek(const struct ring *r, void *into, uint32_t size)
     return size;
 }
 
-void ring_release(struct ring *r)
-{
+void ring_release(struct ring *r) {
     free(r->data);
     *r = (struct ring){.max = r->max};
 }

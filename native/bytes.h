@@ -23,18 +23,15 @@ struct writer {
     bool full;
 };
 
-static inline struct reader reader_of(const void *data, size_t size)
-{
+static inline struct reader reader_of(const void *data, size_t size) {
     return (struct reader){data, (const uint8_t *)data + size, false};
 }
 
-static inline size_t reader_left(const struct reader *r)
-{
+static inline size_t reader_left(const struct reader *r) {
     return (size_t)(r->end - r->at);
 }
 
-static inline const uint8_t *get_fixed(struct reader *r, size_t size)
-{
+static inline const uint8_t *get_fixed(struct reader *r, size_t size) {
     if (r->bad || reader_left(r) < size) {
         r->bad = true;
         return NULL;
@@ -58,20 +55,17 @@ BARCHAN_GET(get_u32, uint32_t)
 BARCHAN_GET(get_u64, uint64_t)
 #undef BARCHAN_GET
 
-static inline struct span get_bytes(struct reader *r)
-{
+static inline struct span get_bytes(struct reader *r) {
     uint32_t size = get_u32(r);
     const uint8_t *data = get_fixed(r, size);
     return (struct span){data, data ? size : 0};
 }
 
-static inline struct writer writer_of(void *data, size_t size)
-{
+static inline struct writer writer_of(void *data, size_t size) {
     return (struct writer){data, (uint8_t *)data + size, false};
 }
 
-static inline void put_raw(struct writer *w, const void *data, size_t size)
-{
+static inline void put_raw(struct writer *w, const void *data, size_t size) {
     if (w->full || (size_t)(w->end - w->at) < size) {
         w->full = true;
         return;
@@ -92,8 +86,7 @@ BARCHAN_PUT(put_u32, uint32_t)
 BARCHAN_PUT(put_u64, uint64_t)
 #undef BARCHAN_PUT
 
-static inline void put_bytes(struct writer *w, const void *data, uint32_t size)
-{
+static inline void put_bytes(struct writer *w, const void *data, uint32_t size) {
     put_u32(w, size);
     put_raw(w, data, size);
 }
@@ -110,8 +103,7 @@ struct ring {
     uint32_t cap, head, used, max;
 };
 
-static inline uint32_t ring_room(const struct ring *r)
-{
+static inline uint32_t ring_room(const struct ring *r) {
     return r->max - r->used;
 }
 

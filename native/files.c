@@ -13,8 +13,7 @@
 
 /* ---- tasks ---- */
 
-void *task_new(struct op *op, size_t size, bool (*step)(struct op *), void (*close_)(struct op *))
-{
+void *task_new(struct op *op, size_t size, bool (*step)(struct op *), void (*close_)(struct op *)) {
     struct task *task = calloc(1, size);
     if (!task)
         op_fail(op, ENOMEM, "start");
@@ -25,13 +24,11 @@ void *task_new(struct op *op, size_t size, bool (*step)(struct op *), void (*clo
     return task;
 }
 
-uint32_t task_room(const struct op *op)
-{
+uint32_t task_room(const struct op *op) {
     return ring_room(&op->out[0].ring);
 }
 
-bool task_emit(struct op *op, const void *data, uint32_t size)
-{
+bool task_emit(struct op *op, const void *data, uint32_t size) {
     if (!ring_append(&op->out[0].ring, data, size)) {
         op_fail(op, ENOMEM, "output");
         return false;
@@ -41,13 +38,11 @@ bool task_emit(struct op *op, const void *data, uint32_t size)
     return true;
 }
 
-void task_done(struct op *op)
-{
+void task_done(struct op *op) {
     op_finish(op, OUT_EXITED, 0, NULL, 0);
 }
 
-static void task_end(struct op *op)
-{
+static void task_end(struct op *op) {
     struct task *task = op->state;
     if (!task)
         return;
@@ -58,8 +53,7 @@ static void task_end(struct op *op)
     op->state = NULL;
 }
 
-static bool task_step(struct op *op)
-{
+static bool task_step(struct op *op) {
     struct task *task = op->state;
     uint64_t until = monotonic_ns() + SLICE_NS;
     bool more = true;
@@ -76,8 +70,7 @@ static bool task_step(struct op *op)
     return more;
 }
 
-static void task_cancel(struct op *op)
-{
+static void task_cancel(struct op *op) {
     struct task *task = op->state;
     op_finish(op, OUT_CANCELLED, 0, NULL, 0);
     if (task && identity_enter(&task->who) == 0) {
@@ -86,8 +79,7 @@ static void task_cancel(struct op *op)
     }
 }
 
-static void task_release(struct op *op)
-{
+static void task_release(struct op *op) {
     task_end(op);
 }
 
@@ -101,8 +93,7 @@ static const struct op_class task_class = {
 
 /* ---- one step ---- */
 
-static void stat_path(struct op *op, const struct request *request)
-{
+static void stat_path(struct op *op, const struct request *request) {
     struct stat st;
     char target[PATH_LIMIT] = "";
     uint8_t detail[ENTRY_MAX];
@@ -121,8 +112,7 @@ static void stat_path(struct op *op, const struct request *request)
 }
 
 /* `mkdir a/` and `rm a/` mean a. */
-static void trim(char path[PATH_LIMIT], const char *from)
-{
+static void trim(char path[PATH_LIMIT], const char *from) {
     size_t size = strlen(from);
     while (size > 1 && from[size - 1] == '/')
         size--;
@@ -130,16 +120,14 @@ static void trim(char path[PATH_LIMIT], const char *from)
     path[size] = 0;
 }
 
-static bool is_directory(const char *path)
-{
+static bool is_directory(const char *path) {
     int fd = open_path(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
     if (fd >= 0)
         close(fd);
     return fd >= 0;
 }
 
-static int make_directory(const char *path, uint32_t flags, uint32_t mode)
-{
+static int make_directory(const char *path, uint32_t flags, uint32_t mode) {
     char base[NAME_MAX + 1];
     if (flags & MKDIR_PARENTS && make_parents(path))
         return errno;
@@ -152,8 +140,7 @@ static int make_directory(const char *path, uint32_t flags, uint32_t mode)
     return error == EISDIR ? EEXIST : error;
 }
 
-static void mkdir_path(struct op *op, const struct request *request)
-{
+static void mkdir_path(struct op *op, const struct request *request) {
     char path[PATH_LIMIT];
     trim(path, request->path);
     int error = make_directory(path, request->flags, request->mode);
@@ -163,8 +150,7 @@ static void mkdir_path(struct op *op, const struct request *request)
         task_done(op);
 }
 
-static void rename_path(struct op *op, const struct request *request)
-{
+static void rename_path(struct op *op, const struct request *request) {
     char path[PATH_LIMIT], to[PATH_LIMIT], base[NAME_MAX + 1], to_base[NAME_MAX + 1];
     trim(path, request->path);
     trim(to, request->to);
@@ -180,8 +166,7 @@ static void rename_path(struct op *op, const struct request *request)
 }
 
 /* The task that goes on with a directory, or NULL when there is no more to do. */
-static struct task *remove_path(struct op *op, const struct request *request)
-{
+static struct task *remove_path(struct op *op, const struct request *request) {
     struct stat st;
     struct task *task = NULL;
     char path[PATH_LIMIT], base[NAME_MAX + 1];
@@ -206,8 +191,7 @@ static struct task *remove_path(struct op *op, const struct request *request)
 
 /* ---- start ---- */
 
-static struct task *begin(struct op *op, const struct request *request)
-{
+static struct task *begin(struct op *op, const struct request *request) {
     switch (request->kind) {
     case OP_STAT:
         stat_path(op, request);
@@ -233,8 +217,7 @@ static struct task *begin(struct op *op, const struct request *request)
     }
 }
 
-void file_start(struct op *op, const struct request *request)
-{
+void file_start(struct op *op, const struct request *request) {
     struct account account;
     op->class = &task_class;
     int error = account_find(request->user, &account);

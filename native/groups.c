@@ -16,8 +16,7 @@ static int base = -1;
 static struct group *pool, *busy, *lingering;
 static uint32_t pooled, numbered;
 
-bool groups_init(int fd)
-{
+bool groups_init(int fd) {
     struct statfs fs;
     if (fstatfs(fd, &fs) || fs.f_type != CGROUP2_SUPER_MAGIC)
         return false;
@@ -25,18 +24,15 @@ bool groups_init(int fd)
     return true;
 }
 
-bool groups_available(void)
-{
+bool groups_available(void) {
     return base >= 0;
 }
 
-static void name_of(uint32_t number, char name[16])
-{
+static void name_of(uint32_t number, char name[16]) {
     snprintf(name, 16, "x%u", number);
 }
 
-static struct group *discard(struct group *g)
-{
+static struct group *discard(struct group *g) {
     char name[16];
     int error = errno;
     name_of(g->number, name);
@@ -50,8 +46,7 @@ static struct group *discard(struct group *g)
     return NULL;
 }
 
-static struct group *create(void)
-{
+static struct group *create(void) {
     char name[16];
     struct group *g = malloc(sizeof *g);
     if (!g)
@@ -65,8 +60,7 @@ static struct group *create(void)
     return g->procs < 0 ? discard(g) : g;
 }
 
-struct group *group_take(uint64_t op)
-{
+struct group *group_take(uint64_t op) {
     struct group *g = pool;
     if (g) {
         pool = g->next;
@@ -81,8 +75,7 @@ struct group *group_take(uint64_t op)
 
 /* After cgroup.kill a group is of no more use: kernels since 6.12 also kill what is later cloned into it, because they
  * compare its count of kills with that of the parent's group (seen on 6.18). */
-static void retire(struct group *g)
-{
+static void retire(struct group *g) {
     if (pooled >= POOL || g->killed) {
         discard(g);
         return;
@@ -93,8 +86,7 @@ static void retire(struct group *g)
     pooled++;
 }
 
-void group_give(struct group *group)
-{
+void group_give(struct group *group) {
     struct group **at = &busy;
     while (*at != group)
         at = &(*at)->next;
@@ -107,8 +99,7 @@ void group_give(struct group *group)
     lingering = group;
 }
 
-void groups_sweep(void)
-{
+void groups_sweep(void) {
     for (struct group **at = &lingering; *at;) {
         struct group *g = *at;
         if (group_alive(g)) {
@@ -120,8 +111,7 @@ void groups_sweep(void)
     }
 }
 
-void group_kill(struct group *group)
-{
+void group_kill(struct group *group) {
     group->killed = true;
     int fd = openat(group->dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
     if (fd < 0)
@@ -132,14 +122,12 @@ void group_kill(struct group *group)
 }
 
 /* An unreadable group counts as alive: it is never used again by mistake. */
-bool group_alive(const struct group *group)
-{
+bool group_alive(const struct group *group) {
     char byte;
     return pread(group->procs, &byte, 1, 0) != 0;
 }
 
-int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context)
-{
+int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context) {
     char text[4096];
     int total = 0, pid = 0;
     off_t at = 0;
@@ -160,8 +148,7 @@ int group_pids(const struct group *group, void (*each)(int pid, void *context), 
     return n < 0 ? -1 : total;
 }
 
-const struct group *groups_next(const struct group *after)
-{
+const struct group *groups_next(const struct group *after) {
     if (!after)
         return busy ? busy : lingering;
     if (after->next)

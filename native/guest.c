@@ -28,15 +28,13 @@ static int epoll_fd;
 static void **graves;
 static size_t buried, grave_cap;
 
-uint64_t monotonic_ns(void)
-{
+uint64_t monotonic_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void source_watch(struct source *source, uint32_t events)
-{
+void source_watch(struct source *source, uint32_t events) {
     struct epoll_event event = {.events = events, .data.ptr = source};
     if (source->events == events || source->fd < 0)
         return;
@@ -45,8 +43,7 @@ void source_watch(struct source *source, uint32_t events)
         source->events = events;
 }
 
-void source_close(struct source *source)
-{
+void source_close(struct source *source) {
     if (source->fd < 0)
         return;
     source_watch(source, 0);
@@ -54,8 +51,7 @@ void source_close(struct source *source)
     source->fd = -1;
 }
 
-void free_later(void *block)
-{
+void free_later(void *block) {
     if (buried == grave_cap) {
         void **grown = realloc(graves, (grave_cap + 64) * sizeof *graves);
         if (!grown)
@@ -66,16 +62,14 @@ void free_later(void *block)
     graves[buried++] = block;
 }
 
-static void free_now(void)
-{
+static void free_now(void) {
     while (buried)
         free(graves[--buried]);
 }
 
 static bool children_waiting;
 
-static void children_ready(struct source *source, uint32_t events)
-{
+static void children_ready(struct source *source, uint32_t events) {
     struct signalfd_siginfo info[8];
     (void)events;
     while (read(source->fd, info, sizeof info) > 0)
@@ -85,11 +79,11 @@ static void children_ready(struct source *source, uint32_t events)
 
 static struct source children = {children_ready, -1, 0};
 
-static int set_signals(void)
-{
+static int set_signals(void) {
     sigset_t set;
-    for (int i = 1; i < NSIG; i++)
-        signal(i, SIG_DFL);
+    const uint64_t standard[4] = {0}; /* the kernel's own struct: libc keeps some signals to itself */
+    for (int i = 1; i <= 64; i++)
+        syscall(SYS_rt_sigaction, i, standard, NULL, 8);
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
@@ -99,8 +93,7 @@ static int set_signals(void)
     return children.fd;
 }
 
-static int set_up(int listener)
-{
+static int set_up(int listener) {
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (getpid() != 1)
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -124,8 +117,7 @@ static int set_up(int listener)
     return link_listen(LISTEN_FD);
 }
 
-static _Noreturn void serve(void)
-{
+static _Noreturn void serve(void) {
     struct epoll_event event[BATCH];
     bool idle = false;
     for (;;) {
@@ -145,8 +137,7 @@ static _Noreturn void serve(void)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     int listener = argc == 3 && !strcmp(argv[1], "--listen-fd") ? atoi(argv[2]) : LISTEN_FD;
     if (set_up(listener)) {
         fprintf(stderr, "guest: cannot start: %s\n", strerror(errno));

@@ -24,8 +24,15 @@ struct text {
     size_t size;
 };
 
-static int read_text(const char *path, struct text *out)
-{
+/* Nearly every file fits here, which spares each request an allocation; one text at a time is in use. */
+static char usual[8 << 10];
+
+static void forget_text(struct text *text) {
+    if (text->data != usual)
+        free(text->data);
+}
+
+static int read_text(const char *path, struct text *out) {
     struct stat st;
     int fd = open_regular(path, O_RDONLY, 0, &st);
     if (fd < 0)
@@ -35,7 +42,7 @@ static int read_text(const char *path, struct text *out)
         return EFBIG;
     }
     size_t cap = (size_t)st.st_size;
-    out->data = malloc(cap + 1);
+    out->data = cap <= sizeof usual ? usual : malloc(cap);
     ssize_t n = 1;
     for (out->size = 0; out->data && out->size < cap && n > 0; out->size += n > 0 ? (size_t)n : 0)
         n = read(fd, out->data + out->size, cap - out->size);
@@ -45,8 +52,7 @@ static int read_text(const char *path, struct text *out)
 }
 
 /* The next line without its end; false at the end of the data. */
-static bool next_line(const char **at, const char *end, const char **line, size_t *size)
-{
+static bool next_line(const char **at, const char *end, const char **line, size_t *size) {
     if (*at >= end)
         return false;
     const char *stop = memchr(*at, '\n', (size_t)(end - *at));
@@ -61,8 +67,7 @@ struct field {
     size_t size;
 };
 
-static int split(const char *line, size_t size, struct field *fields, int max)
-{
+static int split(const char *line, size_t size, struct field *fields, int max) {
     int n = 0;
     const char *end = line + size;
     while (n < max) {
@@ -75,8 +80,7 @@ static int split(const char *line, size_t size, struct field *fields, int max)
     return n;
 }
 
-static bool number_of(const char *data, size_t size, uint32_t *out)
-{
+static bool number_of(const char *data, size_t size, uint32_t *out) {
     uint64_t value = 0;
     if (!size || size > 10)
         return false;
@@ -89,13 +93,11 @@ static bool number_of(const char *data, size_t size, uint32_t *out)
     return value < NOBODY_ID;
 }
 
-static bool same(struct field f, const char *text)
-{
+static bool same(struct field f, const char *text) {
     return f.size == strlen(text) && memcmp(f.data, text, f.size) == 0;
 }
 
-static void copy_field(char *into, size_t room, struct field f, const char *fallback)
-{
+static void copy_field(char *into, size_t room, struct field f, const char *fallback) {
     if (f.size == 0 || f.size >= room || memchr(f.data, 0, f.size)) {
         strcpy(into, fallback);
         return;
@@ -104,8 +106,7 @@ static void copy_field(char *into, size_t room, struct field f, const char *fall
     into[f.size] = 0;
 }
 
-static bool passwd_match(const char *data, size_t size, const char *name, const uint32_t *uid, struct account *account)
-{
+static bool passwd_match(const char *data, size_t size, const char *name, const uint32_t *uid, struct account *account) {
     const char *at = data, *line;
     size_t length;
     struct field f[7];
@@ -124,8 +125,7 @@ static bool passwd_match(const char *data, size_t size, const char *name, const 
     return false;
 }
 
-bool passwd_find(const char *data, size_t size, const char *user, struct account *account)
-{
+bool passwd_find(const char *data, size_t size, const char *user, struct account *account) {
     uint32_t uid;
     if (passwd_match(data, size, user, NULL, account))
         return true;
@@ -138,8 +138,7 @@ bool passwd_find(const char *data, size_t size, const char *user, struct account
     return true;
 }
 
-bool group_find(const char *data, size_t size, const char *name, uint32_t *gid)
-{
+bool group_find(const char *data, size_t size, const char *name, uint32_t *gid) {
     const char *at = data, *line;
     size_t length;
     struct field f[4];
@@ -149,8 +148,7 @@ bool group_find(const char *data, size_t size, const char *name, uint32_t *gid)
     return number_of(name, strlen(name), gid);
 }
 
-static bool is_member(struct field members, const char *name)
-{
+static bool is_member(struct field members, const char *name) {
     const char *at = members.data, *end = at + members.size;
     while (at < end) {
         const char *stop = memchr(at, ',', (size_t)(end - at));
@@ -162,8 +160,7 @@ static bool is_member(struct field members, const char *name)
     return false;
 }
 
-static bool add_group(struct identity *who, uint32_t gid)
-{
+static bool add_group(struct identity *who, uint32_t gid) {
     for (uint32_t i = 0; i < who->count; i++)
         if (who->groups[i] == gid)
             return true;
@@ -177,8 +174,7 @@ static bool add_group(struct identity *who, uint32_t gid)
     return true;
 }
 
-bool groups_of(const char *data, size_t size, const char *name, struct identity *who)
-{
+bool groups_of(const char *data, size_t size, const char *name, struct identity *who) {
     const char *at = data, *line;
     size_t length;
     struct field f[4];
@@ -190,29 +186,26 @@ bool groups_of(const char *data, size_t size, const char *name, struct identity 
     return true;
 }
 
-void identity_release(struct identity *who)
-{
+void identity_release(struct identity *who) {
     free(who->groups);
     who->groups = NULL;
     who->count = 0;
 }
 
-static int find_user(const char *user, struct account *account)
-{
+static int find_user(const char *user, struct account *account) {
     struct text passwd = {0};
     int error = read_text("/etc/passwd", &passwd);
     bool absent = error == ENOENT || error == ENOTDIR;
     if (error && !absent) {
-        free(passwd.data);
+        forget_text(&passwd);
         return error;
     }
     bool found = passwd_find(passwd.data ? passwd.data : "", passwd.size, user, account);
-    free(passwd.data);
+    forget_text(&passwd);
     return found ? 0 : ENOENT;
 }
 
-static int find_groups(const char *group, struct account *account)
-{
+static int find_groups(const char *group, struct account *account) {
     struct text text = {0};
     int error = read_text("/etc/group", &text);
     const char *data = text.data ? text.data : "";
@@ -222,12 +215,11 @@ static int find_groups(const char *group, struct account *account)
         error = ENOENT;
     if (!error && !group && account->name[0] && !groups_of(data, text.size, account->name, &account->who))
         error = E2BIG;
-    free(text.data);
+    forget_text(&text);
     return error;
 }
 
-int account_find(const char *user, struct account *account)
-{
+int account_find(const char *user, struct account *account) {
     char name[ACCOUNT_NAME];
     const char *colon = strchr(user, ':');
     size_t size = colon ? (size_t)(colon - user) : strlen(user);
@@ -246,14 +238,12 @@ int account_find(const char *user, struct account *account)
 
 /* ---- the switch ---- */
 
-static int set_capabilities(const struct __user_cap_data_struct data[2])
-{
+static int set_capabilities(const struct __user_cap_data_struct data[2]) {
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     return syscall(SYS_capset, &head, data) ? errno : 0;
 }
 
-void identity_init(void)
-{
+void identity_init(void) {
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     syscall(SYS_capget, &head, own);
     for (int i = 0; i < 2; i++)
@@ -262,8 +252,7 @@ void identity_init(void)
     syscall(SYS_setgroups, 0, NULL);
 }
 
-int identity_enter(const struct identity *who)
-{
+int identity_enter(const struct identity *who) {
     struct __user_cap_data_struct none[2] = {{0, own[0].permitted, own[0].inheritable}, {0, own[1].permitted, own[1].inheritable}};
     if (syscall(SYS_setgroups, who->count, who->groups))
         return errno;
@@ -278,16 +267,14 @@ int identity_enter(const struct identity *who)
 
 /* The guest's own kuid has no number in the sandbox, so setfsuid cannot name it: setreuid(-1, -1) sets the file system uid
  * to the effective one, which never changed. */
-void identity_leave(void)
-{
+void identity_leave(void) {
     set_capabilities(own);
     syscall(SYS_setreuid, -1, -1);
     syscall(SYS_setregid, -1, -1);
     syscall(SYS_setgroups, 0, NULL);
 }
 
-int identity_become(const struct identity *who)
-{
+int identity_become(const struct identity *who) {
     const struct __user_cap_data_struct none[2] = {0};
     struct __user_cap_data_struct root[2] = {{own[0].permitted, own[0].permitted, 0}, {own[1].permitted, own[1].permitted, 0}};
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);

@@ -5,6 +5,7 @@
 #include "link_parse.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -30,13 +31,11 @@ static bool urgent; /* something in `pending` should leave now */
 static bool greeted, farewell, blocked; /* blocked: the socket took less than it was given */
 static uint64_t boot;
 
-bool link_up(void)
-{
+bool link_up(void) {
     return connection.fd >= 0;
 }
 
-static void drop_input(void)
-{
+static void drop_input(void) {
     if (in != small_in)
         free(in);
     in = small_in;
@@ -44,15 +43,13 @@ static void drop_input(void)
     in_size = 0;
 }
 
-static void drop_pending(void)
-{
+static void drop_pending(void) {
     free(pending);
     pending = NULL;
     pending_at = pending_size = pending_cap = 0;
 }
 
-void link_hang_up(void)
-{
+void link_hang_up(void) {
     if (!link_up())
         return;
     shutdown(connection.fd, SHUT_RDWR);
@@ -63,8 +60,7 @@ void link_hang_up(void)
 
 /* ---- sending ---- */
 
-static bool pending_append(const void *data, size_t size)
-{
+static bool pending_append(const void *data, size_t size) {
     if (pending_at && pending_at == pending_size)
         pending_at = pending_size = 0;
     if (pending_size + size > pending_cap) {
@@ -82,8 +78,7 @@ static bool pending_append(const void *data, size_t size)
     return pending_size - pending_at <= PENDING_MAX;
 }
 
-void link_control(uint8_t type, uint8_t stream, uint64_t id, const void *payload, uint32_t size)
-{
+void link_control(uint8_t type, uint8_t stream, uint64_t id, const void *payload, uint32_t size) {
     uint8_t head[FRAME_HEAD];
     if (!link_up() || (!greeted && type != F_WELCOME))
         return;
@@ -94,8 +89,7 @@ void link_control(uint8_t type, uint8_t stream, uint64_t id, const void *payload
 }
 
 /* True when nothing waits any more. */
-static bool pending_flush(void)
-{
+static bool pending_flush(void) {
     while (link_up() && pending_at < pending_size) {
         ssize_t n = send(connection.fd, pending + pending_at, pending_size - pending_at, MSG_NOSIGNAL);
         if (n >= 0)
@@ -112,8 +106,7 @@ static bool pending_flush(void)
     return link_up();
 }
 
-static void send_pieces(struct iovec *piece, int count)
-{
+static void send_pieces(struct iovec *piece, int count) {
     struct msghdr message = {.msg_iov = piece, .msg_iovlen = (size_t)count};
     ssize_t n = sendmsg(connection.fd, &message, MSG_NOSIGNAL);
     if (n < 0 && errno != EAGAIN && errno != EINTR) {
@@ -132,8 +125,7 @@ static void send_pieces(struct iovec *piece, int count)
     }
 }
 
-static void send_data(struct op *op, int index, uint32_t size)
-{
+static void send_data(struct op *op, int index, uint32_t size) {
     struct output *out = &op->out[index];
     uint8_t head[FRAME_HEAD + 8];
     struct iovec piece[3] = {{head, sizeof head}};
@@ -157,8 +149,7 @@ static void send_data(struct op *op, int index, uint32_t size)
 }
 
 /* Sends at most one frame of the stream; true if there may be more to send now. */
-static bool emit_stream(struct op *op, int index)
-{
+static bool emit_stream(struct op *op, int index) {
     struct output *out = &op->out[index];
     uint64_t end = output_end(out), upto = end < out->credit ? end : out->credit;
     if (out->sent < upto) {
@@ -175,8 +166,7 @@ static bool emit_stream(struct op *op, int index)
     return false;
 }
 
-static void emit_done(struct op *op)
-{
+static void emit_done(struct op *op) {
     uint8_t payload[16384];
     const struct result *r = &op->result;
     struct writer w = writer_of(payload, sizeof payload);
@@ -192,8 +182,7 @@ static void emit_done(struct op *op)
     link_control(F_DONE, 0, op->id, payload, (uint32_t)(w.at - payload));
 }
 
-static bool emit(struct op *op)
-{
+static bool emit(struct op *op) {
     bool more = false, ended = true;
     for (int i = 0; i < 2; i++) {
         more |= emit_stream(op, i);
@@ -204,8 +193,7 @@ static bool emit(struct op *op)
     return more;
 }
 
-void link_ready(struct op *op)
-{
+void link_ready(struct op *op) {
     if (op->queued)
         return;
     op->queued = true;
@@ -217,8 +205,7 @@ void link_ready(struct op *op)
     ready_last = op;
 }
 
-static struct op *take_ready(void)
-{
+static struct op *take_ready(void) {
     struct op *op = ready_first;
     ready_first = op->next_ready;
     if (!ready_first)
@@ -227,13 +214,11 @@ static struct op *take_ready(void)
     return op;
 }
 
-static bool may_send(void)
-{
+static bool may_send(void) {
     return link_up() && greeted && !blocked && pending_size - pending_at < READ_AHEAD;
 }
 
-static void emit_all(void)
-{
+static void emit_all(void) {
     while (ready_first && may_send()) {
         struct op *op = take_ready();
         if (op->id == 0) {
@@ -246,8 +231,7 @@ static void emit_all(void)
     }
 }
 
-bool link_flush(bool now)
-{
+bool link_flush(bool now) {
     blocked = false;
     emit_all();
     if (!now && !urgent && pending_at < pending_size)
@@ -263,8 +247,7 @@ bool link_flush(bool now)
 
 /* ---- greeting ---- */
 
-static void resume(struct op *op)
-{
+static void resume(struct op *op) {
     for (int i = 0; i < 2; i++) {
         op->out[i].sent = op->out[i].base;
         op->out[i].credit = 0;
@@ -274,8 +257,7 @@ static void resume(struct op *op)
     link_ready(op);
 }
 
-static void put_known(struct writer *w, const struct op *op)
-{
+static void put_known(struct writer *w, const struct op *op) {
     put_u64(w, op->id);
     put_u8(w, op->kind);
     put_u8(w, op->done);
@@ -287,8 +269,7 @@ static void put_known(struct writer *w, const struct op *op)
     put_u64(w, 0);
 }
 
-static void welcome(uint16_t version)
-{
+static void welcome(uint16_t version) {
     size_t size = 24 + (size_t)ops_count * 48;
     uint8_t *payload = malloc(size);
     if (!payload) {
@@ -307,8 +288,7 @@ static void welcome(uint16_t version)
     free(payload);
 }
 
-static void hello(const struct frame *f)
-{
+static void hello(const struct frame *f) {
     bool common = f->oldest <= PROTOCOL_VERSION && f->newest >= PROTOCOL_OLDEST;
     welcome(common ? PROTOCOL_VERSION : 0);
     farewell = !common;
@@ -324,8 +304,7 @@ static void hello(const struct frame *f)
 
 /* ---- receiving ---- */
 
-static void on_operation(const struct frame *f, struct op *op)
-{
+static void on_operation(const struct frame *f, struct op *op) {
     switch (f->type) {
     case F_DATA:
         ops_data(op, f->number, f->payload);
@@ -357,8 +336,7 @@ static void on_operation(const struct frame *f, struct op *op)
     }
 }
 
-static void on_frame(const struct frame *f)
-{
+static void on_frame(const struct frame *f) {
     if ((f->type == F_HELLO) == greeted) {
         link_hang_up();
         return;
@@ -382,8 +360,7 @@ static void on_frame(const struct frame *f)
 }
 
 /* Handles the whole frames that `in` holds; false when the rest needs more room than there is memory for. */
-static bool consume(void)
-{
+static bool consume(void) {
     size_t at = 0;
     long size = 0;
     while (link_up() && !farewell) {
@@ -418,8 +395,7 @@ static bool consume(void)
     return true;
 }
 
-static void connection_ready(struct source *source, uint32_t events)
-{
+static void connection_ready(struct source *source, uint32_t events) {
     if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
         return; /* writable: the loop flushes after each batch */
     ssize_t n = recv(source->fd, in + in_size, in_cap - in_size, 0);
@@ -435,22 +411,35 @@ static void connection_ready(struct source *source, uint32_t events)
         link_hang_up();
 }
 
-static void listener_ready(struct source *source, uint32_t events)
-{
+static int spare = -1; /* given up for a connection when descriptors run out: the host must get through then, too */
+
+static int accept_connection(int listener_fd) {
+    int fd = accept4(listener_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0 || (errno != EMFILE && errno != ENFILE))
+        return fd;
+    link_hang_up();
+    if (spare >= 0)
+        close(spare);
+    spare = -1;
+    return accept4(listener_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+static void listener_ready(struct source *source, uint32_t events) {
     (void)events;
-    int size = SEND_BUFFER, fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int size = SEND_BUFFER, fd = accept_connection(source->fd);
     if (fd < 0)
         return;
     link_hang_up();
     drop_input();
+    if (spare < 0)
+        spare = fcntl(source->fd, F_DUPFD_CLOEXEC, 0);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
     connection.fd = fd;
     connection.events = 0;
     source_watch(&connection, EPOLLIN);
 }
 
-int link_listen(int fd)
-{
+int link_listen(int fd) {
     if (getrandom(&boot, sizeof boot, 0) != sizeof boot)
         return -1;
     listener.fd = fd;

@@ -1,7 +1,6 @@
 #include "link_parse.h"
 
-void frame_head(uint8_t head[FRAME_HEAD], uint32_t length, uint8_t type, uint8_t stream, uint64_t id)
-{
+void frame_head(uint8_t head[FRAME_HEAD], uint32_t length, uint8_t type, uint8_t stream, uint64_t id) {
     struct writer w = writer_of(head, FRAME_HEAD);
     put_u32(&w, length);
     put_u8(&w, type);
@@ -10,8 +9,7 @@ void frame_head(uint8_t head[FRAME_HEAD], uint32_t length, uint8_t type, uint8_t
     put_u64(&w, id);
 }
 
-long frame_size(const uint8_t *data, size_t size)
-{
+long frame_size(const uint8_t *data, size_t size) {
     struct reader r = reader_of(data, size);
     uint32_t length = get_u32(&r);
     get_u16(&r);
@@ -22,14 +20,12 @@ long frame_size(const uint8_t *data, size_t size)
     return length > FRAME_MAX_PAYLOAD || zero ? -1 : (long)(FRAME_HEAD + length);
 }
 
-static bool is_output(const struct frame *f)
-{
+static bool is_output(const struct frame *f) {
     return f->stream == STREAM_OUT || f->stream == STREAM_ERR;
 }
 
 /* Reads the fields of the frame's type; whether the stream number suits it. */
-static bool fields(struct reader *r, struct frame *f)
-{
+static bool fields(struct reader *r, struct frame *f) {
     switch (f->type) {
     case F_HELLO:
         f->oldest = get_u16(r);
@@ -65,8 +61,7 @@ static bool fields(struct reader *r, struct frame *f)
     }
 }
 
-bool frame_parse(const uint8_t *data, size_t size, struct frame *out)
-{
+bool frame_parse(const uint8_t *data, size_t size, struct frame *out) {
     if (size < FRAME_HEAD)
         return false;
     *out = (struct frame){.type = data[4], .stream = data[5]};

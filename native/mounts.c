@@ -168,16 +168,17 @@ int lean_namespace(struct fault *fault) {
 
 /* ---- per sandbox ---- */
 
+/* tmpfs takes an idmap since Linux 6.3; without it root and nodes show as owned by nobody, and work as well. */
+static int idmap_tmpfs(int mount, int userns, struct fault *fault, const char *step) {
+    if (sys_set_attributes(mount, 0, userns) == 0 || errno == EINVAL)
+        return mount;
+    fault_at(fault, step);
+    return close_keeping(mount, -1);
+}
+
 int dev_make(int userns, struct fault *fault) {
     int tree = sys_clone_tree(LEAN_DEV);
-    if (tree < 0)
-        return fault_at(fault, "dev");
-    /* tmpfs takes an idmap since Linux 6.3; without it the nodes show as owned by nobody and work as well. */
-    if (sys_set_attributes(tree, 0, userns) && errno != EINVAL) {
-        fault_at(fault, "dev-idmap");
-        return close_keeping(tree, -1);
-    }
-    return tree;
+    return tree < 0 ? fault_at(fault, "dev") : idmap_tmpfs(tree, userns, fault, "dev-idmap");
 }
 
 int shm_make(uint64_t bytes, int userns, struct fault *fault) {
@@ -194,11 +195,7 @@ int shm_make(uint64_t bytes, int userns, struct fault *fault) {
     if (mount < 0)
         return fs_fail(context, fault, "shm");
     close(context);
-    if (sys_set_attributes(mount, 0, userns)) {
-        fault_at(fault, "shm-idmap");
-        return close_keeping(mount, -1);
-    }
-    return mount;
+    return idmap_tmpfs(mount, userns, fault, "shm-idmap");
 }
 
 int sysfs_make(struct fault *fault) {

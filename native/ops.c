@@ -11,39 +11,33 @@ uint32_t ops_count;
 static struct op *buckets[BUCKETS], *all, *run_first, *run_last;
 static uint64_t soonest = NEVER; /* no deadline is earlier; it may be stale after one was withdrawn */
 
-struct op *ops_find(uint64_t id)
-{
+struct op *ops_find(uint64_t id) {
     struct op *op = buckets[id % BUCKETS];
     while (op && op->id != id)
         op = op->chain;
     return op;
 }
 
-struct op *ops_first(void)
-{
+struct op *ops_first(void) {
     return all;
 }
 
-uint64_t output_end(const struct output *out)
-{
+uint64_t output_end(const struct output *out) {
     return out->base + out->ring.used;
 }
 
-static bool takes_input(const struct request *request)
-{
+static bool takes_input(const struct request *request) {
     return request->kind == OP_WRITE || request->kind == OP_PUT_TREE ||
            (request->kind == OP_EXEC && request->flags & EXEC_STDIN);
 }
 
-static uint8_t output_streams(uint8_t kind)
-{
+static uint8_t output_streams(uint8_t kind) {
     if (kind == OP_EXEC)
         return 2;
     return kind == OP_LIST || kind == OP_READ || kind == OP_GET_TREE || kind == OP_PROCESSES;
 }
 
-static void link_in(struct op *op)
-{
+static void link_in(struct op *op) {
     op->chain = buckets[op->id % BUCKETS];
     buckets[op->id % BUCKETS] = op;
     op->next = all;
@@ -53,8 +47,7 @@ static void link_in(struct op *op)
     ops_count++;
 }
 
-static void link_out(struct op *op)
-{
+static void link_out(struct op *op) {
     struct op **at = &buckets[op->id % BUCKETS];
     while (*at != op)
         at = &(*at)->chain;
@@ -68,8 +61,7 @@ static void link_out(struct op *op)
     ops_count--;
 }
 
-static struct op *op_new(uint64_t id, const struct request *request)
-{
+static struct op *op_new(uint64_t id, const struct request *request) {
     struct op *op = calloc(1, sizeof *op);
     if (!op)
         return NULL;
@@ -84,8 +76,7 @@ static struct op *op_new(uint64_t id, const struct request *request)
     return op;
 }
 
-static void refuse(uint64_t id, uint32_t reason, const char *text)
-{
+static void refuse(uint64_t id, uint32_t reason, const char *text) {
     uint8_t payload[64];
     struct writer w = writer_of(payload, sizeof payload);
     put_u32(&w, reason);
@@ -93,8 +84,7 @@ static void refuse(uint64_t id, uint32_t reason, const char *text)
     link_control(F_REFUSED, 0, id, payload, (uint32_t)(w.at - payload));
 }
 
-void ops_start(uint64_t id, uint8_t kind, struct span body)
-{
+void ops_start(uint64_t id, uint8_t kind, struct span body) {
     struct request request;
     struct op *op = NULL;
     if (id <= ops_last)
@@ -115,14 +105,12 @@ void ops_start(uint64_t id, uint8_t kind, struct span body)
     }
 }
 
-void op_started(struct op *op, uint32_t pid)
-{
+void op_started(struct op *op, uint32_t pid) {
     op->pid = pid;
     link_control(F_STARTED, 0, op->id, &pid, sizeof pid);
 }
 
-void op_finish(struct op *op, uint8_t outcome, int32_t code, const void *detail, uint32_t size)
-{
+void op_finish(struct op *op, uint8_t outcome, int32_t code, const void *detail, uint32_t size) {
     if (op->done)
         return;
     op->done = true;
@@ -141,13 +129,11 @@ void op_finish(struct op *op, uint8_t outcome, int32_t code, const void *detail,
     link_ready(op);
 }
 
-void op_fail(struct op *op, int error, const char *step)
-{
+void op_fail(struct op *op, int error, const char *step) {
     op_finish(op, OUT_FAILED, error, step, (uint32_t)strlen(step));
 }
 
-void ops_forget(struct op *op)
-{
+void ops_forget(struct op *op) {
     if (!op->done)
         return;
     link_out(op);
@@ -166,8 +152,7 @@ void ops_forget(struct op *op)
 
 /* ---- input ---- */
 
-void ops_credit_input(struct op *op)
-{
+void ops_credit_input(struct op *op) {
     struct input *in = &op->in;
     if (!in->used)
         return;
@@ -175,15 +160,13 @@ void ops_credit_input(struct op *op)
     link_control(F_CREDIT, STREAM_IN, op->id, &in->limit, sizeof in->limit);
 }
 
-void ops_input_taken(struct op *op)
-{
+void ops_input_taken(struct op *op) {
     struct input *in = &op->in;
     if (!in->eof && in->received - in->ring.used + INPUT_KEPT - in->limit >= INPUT_KEPT / 4)
         ops_credit_input(op);
 }
 
-void ops_data(struct op *op, uint64_t offset, struct span data)
-{
+void ops_data(struct op *op, uint64_t offset, struct span data) {
     struct input *in = &op->in;
     uint64_t end = offset + data.size;
     if (!in->used || offset > in->received || end < offset || end > in->limit || (in->eof && end > in->received)) {
@@ -203,8 +186,7 @@ void ops_data(struct op *op, uint64_t offset, struct span data)
     ops_input_taken(op);
 }
 
-void ops_eof(struct op *op)
-{
+void ops_eof(struct op *op) {
     if (!op->in.used || op->in.eof)
         return;
     op->in.eof = true;
@@ -214,8 +196,7 @@ void ops_eof(struct op *op)
 
 /* ---- output ---- */
 
-void ops_ack(struct op *op, uint8_t stream, uint64_t offset)
-{
+void ops_ack(struct op *op, uint8_t stream, uint64_t offset) {
     struct output *out = &op->out[stream - STREAM_OUT];
     if (offset <= out->base)
         return;
@@ -233,15 +214,13 @@ void ops_ack(struct op *op, uint8_t stream, uint64_t offset)
 
 /* ---- work and deadlines ---- */
 
-void ops_set_deadline(struct op *op, uint64_t when)
-{
+void ops_set_deadline(struct op *op, uint64_t when) {
     op->deadline = when;
     if (when < soonest)
         soonest = when;
 }
 
-void ops_wake(struct op *op)
-{
+void ops_wake(struct op *op) {
     if (op->runnable || op->done)
         return;
     op->runnable = true;
@@ -253,8 +232,7 @@ void ops_wake(struct op *op)
     run_last = op;
 }
 
-static void run_slices(void)
-{
+static void run_slices(void) {
     struct op *op = run_first;
     run_first = run_last = NULL;
     while (op) {
@@ -269,8 +247,7 @@ static void run_slices(void)
     }
 }
 
-static void run_deadlines(uint64_t now)
-{
+static void run_deadlines(uint64_t now) {
     soonest = NEVER;
     for (struct op *op = all, *next; op; op = next) {
         next = op->next;
@@ -283,8 +260,7 @@ static void run_deadlines(uint64_t now)
     }
 }
 
-int ops_run(void)
-{
+int ops_run(void) {
     run_slices();
     if (run_first)
         return 0;

@@ -11,16 +11,14 @@
 
 #define PROC_MAGIC 0x9fa0
 
-static int refuse(int fd, int error)
-{
+static int refuse(int fd, int error) {
     close(fd);
     errno = error;
     return -1;
 }
 
 /* /proc/<pid>/…, by the name that the kernel gives the open file: links such as /proc/self are resolved in it. */
-static bool names_process(const char *path)
-{
+static bool names_process(const char *path) {
     while (*path) {
         path += strspn(path, "/");
         size_t size = strcspn(path, "/");
@@ -31,8 +29,7 @@ static bool names_process(const char *path)
     return false;
 }
 
-bool is_process_file(int fd)
-{
+bool is_process_file(int fd) {
     struct statfs fs;
     char link[32], path[PATH_MAX];
     if (fstatfs(fd, &fs) == 0 && fs.f_type != PROC_MAGIC)
@@ -47,15 +44,13 @@ bool is_process_file(int fd)
 
 /* The pid-numbered directories of procfs that a path walks through are caught after the open, by is_process_file; magic
  * links, which would lead elsewhere, by the kernel. Without openat2 every link of procfs is refused with them. */
-static int open_anything(int dir, const char *path, int flags, unsigned mode)
-{
+static int open_anything(int dir, const char *path, int flags, unsigned mode) {
     bool creates = (flags & (O_CREAT | O_TMPFILE)) != 0;
     struct open_how how = {.flags = (unsigned)flags, .mode = creates ? mode : 0, .resolve = RESOLVE_NO_MAGICLINKS};
     return (int)syscall(SYS_openat2, dir, path, &how, sizeof how);
 }
 
-int open_path(int dir, const char *path, int flags, unsigned mode)
-{
+int open_path(int dir, const char *path, int flags, unsigned mode) {
     flags |= O_CLOEXEC;
     if (!(flags & O_PATH))
         flags |= O_NONBLOCK | O_NOCTTY;
@@ -65,8 +60,7 @@ int open_path(int dir, const char *path, int flags, unsigned mode)
     return fd;
 }
 
-int open_regular(const char *path, int flags, unsigned mode, struct stat *st)
-{
+int open_regular(const char *path, int flags, unsigned mode, struct stat *st) {
     int fd = open_path(AT_FDCWD, path, flags, mode);
     if (fd < 0)
         return -1;
@@ -77,8 +71,7 @@ int open_regular(const char *path, int flags, unsigned mode, struct stat *st)
     return S_ISREG(st->st_mode) ? fd : refuse(fd, EINVAL);
 }
 
-int open_parent(const char *path, char base[NAME_MAX + 1])
-{
+int open_parent(const char *path, char base[NAME_MAX + 1]) {
     char above[PATH_MAX];
     const char *slash = strrchr(path, '/');
     size_t lead = (size_t)(slash - path) + 1, size = strlen(slash + 1);
@@ -96,13 +89,11 @@ int open_parent(const char *path, char base[NAME_MAX + 1])
     return open_path(AT_FDCWD, above, O_PATH | O_DIRECTORY, 0);
 }
 
-int open_child_directory(int dir, const char *name)
-{
+int open_child_directory(int dir, const char *name) {
     return open_path(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
 }
 
-static int enter_or_make(int dir, const char *name)
-{
+static int enter_or_make(int dir, const char *name) {
     int fd = open_path(dir, name, O_PATH | O_DIRECTORY, 0);
     if (fd >= 0 || errno != ENOENT)
         return fd;
@@ -111,8 +102,7 @@ static int enter_or_make(int dir, const char *name)
     return open_path(dir, name, O_PATH | O_DIRECTORY, 0);
 }
 
-int make_parents(const char *path)
-{
+int make_parents(const char *path) {
     char name[NAME_MAX + 1];
     int dir = open_path(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0);
     for (const char *slash; dir >= 0 && (slash = strchr(path, '/')); path = slash + 1) {

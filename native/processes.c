@@ -24,8 +24,7 @@ struct scan {
     uint64_t op; /* while its group is read */
 };
 
-static void add_owner(int pid, void *context)
-{
+static void add_owner(int pid, void *context) {
     struct scan *t = context;
     if (t->count == t->room) {
         struct owner *grown = realloc(t->owners, (t->room + 64) * sizeof *grown);
@@ -37,16 +36,14 @@ static void add_owner(int pid, void *context)
     t->owners[t->count++] = (struct owner){pid, t->op};
 }
 
-static uint64_t owner_of(const struct scan *t, int pid)
-{
+static uint64_t owner_of(const struct scan *t, int pid) {
     for (size_t i = 0; i < t->count; i++)
         if (t->owners[i].pid == pid)
             return t->owners[i].op;
     return 0;
 }
 
-static ssize_t read_file(int proc, int pid, const char *name, char *into, size_t room)
-{
+static ssize_t read_file(int proc, int pid, const char *name, char *into, size_t room) {
     char path[48];
     snprintf(path, sizeof path, "%d/%s", pid, name);
     int fd = openat(proc, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -58,14 +55,12 @@ static ssize_t read_file(int proc, int pid, const char *name, char *into, size_t
     return n;
 }
 
-static unsigned long field(const char *status, const char *name)
-{
+static unsigned long field(const char *status, const char *name) {
     const char *at = strstr(status, name);
     return at ? strtoul(at + strlen(name), NULL, 10) : 0;
 }
 
-static void put_argv(struct writer *w, const char *text, size_t size)
-{
+static void put_argv(struct writer *w, const char *text, size_t size) {
     uint8_t *count_at = w->at;
     uint32_t count = 0;
     put_u32(w, 0);
@@ -80,8 +75,7 @@ static void put_argv(struct writer *w, const char *text, size_t size)
     memcpy(count_at, &count, sizeof count);
 }
 
-static bool send_process(struct op *op, struct scan *t, int pid)
-{
+static bool send_process(struct op *op, struct scan *t, int pid) {
     char status[4096], argv[ARGV_MAX];
     uint8_t record[64 + 5 * ARGV_MAX];
     struct writer w = writer_of(record, sizeof record);
@@ -100,8 +94,7 @@ static bool send_process(struct op *op, struct scan *t, int pid)
     return task_emit(op, record, (uint32_t)(w.at - record));
 }
 
-static bool scan_step(struct op *op)
-{
+static bool scan_step(struct op *op) {
     struct scan *t = op->state;
     if (task_room(op) < SCRATCH)
         return false;
@@ -119,15 +112,13 @@ static bool scan_step(struct op *op)
     return pid <= 0 || pid == getpid() || send_process(op, t, pid);
 }
 
-static void scan_close(struct op *op)
-{
+static void scan_close(struct op *op) {
     struct scan *t = op->state;
     closedir(t->dir);
     free(t->owners);
 }
 
-struct task *processes_task(struct op *op, const struct request *request)
-{
+struct task *processes_task(struct op *op, const struct request *request) {
     (void)request;
     DIR *dir = opendir("/proc");
     if (!dir) {

@@ -2,8 +2,7 @@
 
 #include <stdlib.h>
 
-static void get_text(struct reader *r, char *into, size_t room, const char *prefix)
-{
+static void get_text(struct reader *r, char *into, size_t room, const char *prefix) {
     struct span s = get_bytes(r);
     size_t lead = strlen(prefix);
     if (r->bad || s.size + lead >= room || (s.size && memchr(s.data, 0, s.size))) {
@@ -16,28 +15,24 @@ static void get_text(struct reader *r, char *into, size_t room, const char *pref
     into[lead + s.size] = 0;
 }
 
-static void get_path(struct reader *r, char into[PATH_LIMIT])
-{
+static void get_path(struct reader *r, char into[PATH_LIMIT]) {
     bool absolute = reader_left(r) > 4 && r->at[4] == '/';
     get_text(r, into, PATH_LIMIT, absolute ? "" : "/");
 }
 
-static void get_flags(struct reader *r, struct request *out, uint32_t known)
-{
+static void get_flags(struct reader *r, struct request *out, uint32_t known) {
     out->flags = get_u32(r);
     r->bad |= (out->flags & ~known) != 0;
 }
 
-static bool env_is_sound(char **env)
-{
+static bool env_is_sound(char **env) {
     for (; *env; env++)
         if (**env == '=' || !strchr(*env, '='))
             return false;
     return true;
 }
 
-static void get_exec(struct reader *r, struct request *out)
-{
+static void get_exec(struct reader *r, struct request *out) {
     get_flags(r, out, EXEC_STDIN | EXEC_MERGE | EXEC_KEEP_BACKGROUND);
     out->timeout_ms = get_u32(r);
     out->grace_ms = get_u32(r);
@@ -49,8 +44,7 @@ static void get_exec(struct reader *r, struct request *out)
     r->bad |= !out->argv || !out->argc || !out->env || !env_is_sound(out->env);
 }
 
-static void get_write(struct reader *r, struct request *out)
-{
+static void get_write(struct reader *r, struct request *out) {
     get_path(r, out->path);
     get_flags(r, out, WRITE_PARENTS | WRITE_APPEND | WRITE_EXCLUSIVE);
     out->mode = get_u32(r);
@@ -58,24 +52,21 @@ static void get_write(struct reader *r, struct request *out)
     out->gid = get_u32(r);
 }
 
-static void get_put_tree(struct reader *r, struct request *out)
-{
+static void get_put_tree(struct reader *r, struct request *out) {
     get_path(r, out->path);
     get_flags(r, out, PUT_PARENTS);
     out->uid = get_u32(r);
     out->gid = get_u32(r);
 }
 
-static void get_read(struct reader *r, struct request *out)
-{
+static void get_read(struct reader *r, struct request *out) {
     get_path(r, out->path);
     out->offset = get_u64(r);
     out->length = get_u64(r);
     r->bad |= out->offset > INT64_MAX;
 }
 
-static void get_fields(struct reader *r, struct request *out)
-{
+static void get_fields(struct reader *r, struct request *out) {
     switch (out->kind) {
     case OP_EXEC:
         get_exec(r, out);
@@ -121,8 +112,7 @@ static void get_fields(struct reader *r, struct request *out)
     }
 }
 
-bool request_parse(uint8_t kind, struct span body, struct request *out)
-{
+bool request_parse(uint8_t kind, struct span body, struct request *out) {
     struct reader r = reader_of(body.data, body.size);
     memset(out, 0, sizeof *out);
     out->kind = kind;
@@ -134,8 +124,7 @@ bool request_parse(uint8_t kind, struct span body, struct request *out)
     return false;
 }
 
-void request_release(struct request *request)
-{
+void request_release(struct request *request) {
     free(request->argv);
     free(request->env);
     request->argv = request->env = NULL;

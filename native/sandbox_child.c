@@ -68,7 +68,7 @@ static uint32_t lap(const struct child_plan *plan) { return (uint32_t)(monotonic
 
 /* ---- before "go": what needs no id map, while the spawner writes maps and makes the overlay ---- */
 
-/* The child moves itself: the move may wait for an RCU grace period, and the spawner must not. */
+/* A thread that moves itself through `tasks` skips the lock that a move through cgroup.procs waits a grace period for. */
 static void join_groups(const struct child_plan *plan) {
     for (uint32_t i = 0; i < plan->request->groups; i++)
         if (write(plan->groups[i], "0", 1) != 1)
@@ -167,8 +167,8 @@ static void mount_all(const struct child_plan *plan, const int mounts[GO_MOUNTS]
     require(plan, sys_mount("proc", "proc", "proc", quiet, NULL), "proc");
     mount_sys(plan, mounts[GO_SYSFS]);
     require(plan, sys_attach(mounts[GO_DEV], "dev"), "dev");
-    /* No gid=5: /proc/mounts would show it as a host id. */
-    const char *pts = "newinstance,ptmxmode=0666,mode=0620";
+    /* No gid=5: /proc/mounts would show it as a host id. A limit, because the host's is shared by all. */
+    const char *pts = "newinstance,ptmxmode=0666,mode=0620,max=256";
     require(plan, sys_mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, pts), "devpts");
     require(plan, sys_attach(mounts[GO_SHM], "dev/shm"), "shm");
 }
@@ -186,16 +186,20 @@ static int make_read_only(const char *path) {
 
 /* /proc/sys/user shows the limits of the caller's user namespace. */
 static void forbid_namespaces(const struct child_plan *plan) {
-    char path[64];
+    char name[64];
+    int directory = open("proc/sys/user", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0)
+        fail(plan, "namespace-limits");
     for (size_t i = 0; i < COUNT(frozen_limits); i++) {
-        snprintf(path, sizeof path, "proc/sys/user/max_%s_namespaces", frozen_limits[i]);
-        int fd = open(path, O_WRONLY | O_CLOEXEC);
+        snprintf(name, sizeof name, "max_%s_namespaces", frozen_limits[i]);
+        int fd = openat(directory, name, O_WRONLY | O_CLOEXEC);
         if (fd < 0 && errno == ENOENT)
-            continue;
+            continue; /* time namespaces are newer than some kernels */
         if (fd < 0 || write(fd, "0", 1) != 1)
             fail(plan, "namespace-limits");
         close(fd);
     }
+    close(directory);
 }
 
 static void mask_all(const struct child_plan *plan) {
@@ -251,19 +255,13 @@ static int last_capability(void) {
     return cap;
 }
 
-static void add_filter(const struct child_plan *plan, const struct sock_filter *steps, size_t count) {
-    struct sock_fprog program = {(unsigned short)count, (struct sock_filter *)(uintptr_t)steps};
-    require(plan, (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program), "seccomp");
-}
-
-static void set_filters(const struct child_plan *plan) {
+static void set_filter(const struct child_plan *plan) {
+    struct sock_fprog program = {COUNT(seccomp_plain), (struct sock_filter *)(uintptr_t)seccomp_plain};
+    if (plan->request->flags & SPAWN_PTRACE)
+        program = (struct sock_fprog){COUNT(seccomp_ptrace), (struct sock_filter *)(uintptr_t)seccomp_ptrace};
     if (!(plan->request->flags & SPAWN_SETUID))
         require(plan, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no-new-privs");
-    add_filter(plan, seccomp_arguments, COUNT(seccomp_arguments));
-    if (plan->request->flags & SPAWN_PTRACE)
-        add_filter(plan, seccomp_ptrace, COUNT(seccomp_ptrace));
-    else
-        add_filter(plan, seccomp_plain, COUNT(seccomp_plain));
+    require(plan, (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program), "seccomp");
 }
 
 /* The guest's id is not 0 in any namespace, so only ambient capabilities survive the exec. */
@@ -283,7 +281,7 @@ static void give_up_privileges(const struct child_plan *plan) {
     for (int cap = 0; cap <= last; cap++)
         if (!(kept & BIT(cap)))
             require(plan, prctl(PR_CAPBSET_DROP, cap, 0, 0, 0), "bounding-set");
-    set_filters(plan);
+    set_filter(plan);
     set_capabilities(plan, kept, last);
 }
 

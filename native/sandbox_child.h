@@ -23,7 +23,7 @@ struct child_plan {
     uint64_t started_us;
     int link; /* SEQPACKET to the spawner */
     int listener, cgroup, guest;
-    const int *groups; /* cgroup.procs of v1 hierarchies */
+    const int *groups; /* `tasks` of v1 groups */
 };
 
 _Noreturn void sandbox_child(const struct child_plan *plan);

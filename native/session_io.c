@@ -18,8 +18,7 @@
 
 static uint32_t drains;
 
-static void drain_ready(struct source *source, uint32_t events)
-{
+static void drain_ready(struct source *source, uint32_t events) {
     ssize_t n = 1;
     (void)events;
     for (int i = 0; i < 8 && n > 0; i++)
@@ -31,8 +30,7 @@ static void drain_ready(struct source *source, uint32_t events)
     }
 }
 
-static void drain_for_ever(int fd)
-{
+static void drain_for_ever(int fd) {
     struct source *source = drains < MAX_DRAINS ? malloc(sizeof *source) : NULL;
     if (!source) {
         close(fd);
@@ -46,14 +44,12 @@ static void drain_for_ever(int fd)
 /* ---- output ---- */
 
 /* Whether somebody still holds the other end: background processes that live on. */
-static bool still_open(const struct source *pipe)
-{
+static bool still_open(const struct source *pipe) {
     struct pollfd now = {pipe->fd, POLLIN, 0};
     return poll(&now, 1, 0) == 0 || now.revents & POLLIN;
 }
 
-static void end_output(struct output *out)
-{
+static void end_output(struct output *out) {
     out->ended = true;
     if (out->draining && still_open(&out->pipe)) {
         source_watch(&out->pipe, 0);
@@ -65,8 +61,7 @@ static void end_output(struct output *out)
 }
 
 /* How many bytes the next read may take; 0: there is no room now. */
-static uint32_t appetite(struct output *out, bool wide)
-{
+static uint32_t appetite(struct output *out, bool wide) {
     uint64_t most = READ_TARGET;
     uint64_t allowed = ((struct session *)out->op->state)->output_limit - out->produced;
     if (out->draining && out->drain < most)
@@ -80,8 +75,7 @@ static uint32_t appetite(struct output *out, bool wide)
     return most < room ? (uint32_t)most : room;
 }
 
-static ssize_t read_into_ring(struct output *out, uint32_t size)
-{
+static ssize_t read_into_ring(struct output *out, uint32_t size) {
     struct iovec piece[2] = {0};
     int count = ring_free_part(&out->ring, piece);
     if (piece[0].iov_len >= size) {
@@ -95,8 +89,7 @@ static ssize_t read_into_ring(struct output *out, uint32_t size)
     return n;
 }
 
-static ssize_t read_and_drop(struct output *out)
-{
+static ssize_t read_and_drop(struct output *out) {
     size_t size = out->draining && out->drain < sizeof scratch ? out->drain : sizeof scratch;
     ssize_t n = read(out->pipe.fd, scratch, size);
     if (n > 0)
@@ -104,8 +97,7 @@ static ssize_t read_and_drop(struct output *out)
     return n;
 }
 
-static void widen(struct session *s, struct output *out)
-{
+static void widen(struct session *s, struct output *out) {
     int index = out == &out->op->out[1];
     if (s->wide[index])
         return;
@@ -114,8 +106,7 @@ static void widen(struct session *s, struct output *out)
 }
 
 /* One read. False: nothing more to read now. */
-static bool pump_once(struct session *s, struct output *out, uint32_t *moved)
-{
+static bool pump_once(struct session *s, struct output *out, uint32_t *moved) {
     bool dropping = out->produced >= s->output_limit;
     if (out->draining && !out->drain) {
         end_output(out);
@@ -144,16 +135,14 @@ static bool pump_once(struct session *s, struct output *out, uint32_t *moved)
     return (size_t)n == size || out->draining;
 }
 
-static void pump(struct output *out)
-{
+static void pump(struct output *out) {
     struct session *s = out->op->state;
     uint32_t moved = 0;
     while (out->pipe.fd >= 0 && moved < PUMP_MAX && pump_once(s, out, &moved))
         ;
 }
 
-void session_output_ready(struct source *source, uint32_t events)
-{
+void session_output_ready(struct source *source, uint32_t events) {
     struct output *out = container_of(source, struct output, pipe);
     (void)events;
     pump(out);
@@ -161,8 +150,7 @@ void session_output_ready(struct source *source, uint32_t events)
         session_progress(out->op);
 }
 
-void session_space(struct op *op)
-{
+void session_space(struct op *op) {
     for (int i = 0; i < 2; i++) {
         struct output *out = &op->out[i];
         if (out->pipe.fd >= 0 && !out->pipe.events && ring_room(&out->ring) >= RESUME_ROOM)
@@ -171,8 +159,7 @@ void session_space(struct op *op)
 }
 
 /* The first process ended: what it wrote is in the pipe now; what comes later is of background processes. */
-void session_start_drain(struct output *out)
-{
+void session_start_drain(struct output *out) {
     int waiting = 0;
     if (out->draining || out->ended || !out->used)
         return;
@@ -184,8 +171,7 @@ void session_start_drain(struct output *out)
 
 /* ---- input ---- */
 
-void session_feed(struct op *op)
-{
+void session_feed(struct op *op) {
     struct input *in = &op->in;
     struct iovec piece[2];
     while (in->pipe.fd >= 0 && in->ring.used) {
@@ -207,8 +193,7 @@ void session_feed(struct op *op)
     }
 }
 
-void session_input_ready(struct source *source, uint32_t events)
-{
+void session_input_ready(struct source *source, uint32_t events) {
     struct input *in = container_of(source, struct input, pipe);
     (void)events;
     session_feed(in->op);

@@ -24,26 +24,22 @@ static struct session *unreaped;
 
 /* ---- ending ---- */
 
-static bool alive(const struct session *s)
-{
+static bool alive(const struct session *s) {
     return s->group ? group_alive(s->group) : !s->reaped;
 }
 
-static void signal_pid(int pid, void *context)
-{
+static void signal_pid(int pid, void *context) {
     kill(pid, *(int *)context);
 }
 
-static void signal_everyone(struct session *s, int number)
-{
+static void signal_everyone(struct session *s, int number) {
     if (s->group)
         group_pids(s->group, signal_pid, &number);
     else if (!s->reaped)
         kill(-s->pid, number);
 }
 
-static void kill_everyone(struct op *op)
-{
+static void kill_everyone(struct op *op) {
     struct session *s = op->state;
     s->phase = KILLING;
     if (s->group)
@@ -53,8 +49,7 @@ static void kill_everyone(struct op *op)
     ops_set_deadline(op, monotonic_ns() + KILL_AGAIN_NS);
 }
 
-static void session_expire(struct op *op)
-{
+static void session_expire(struct op *op) {
     struct session *s = op->state;
     if (s->phase == RUNNING) {
         s->ended_by = OUT_TIMED_OUT;
@@ -69,8 +64,7 @@ static void session_expire(struct op *op)
     session_progress(op);
 }
 
-static void session_cancel(struct op *op)
-{
+static void session_cancel(struct op *op) {
     struct session *s = op->state;
     if (s->phase == RUNNING)
         s->ended_by = OUT_CANCELLED;
@@ -78,8 +72,7 @@ static void session_cancel(struct op *op)
     session_progress(op);
 }
 
-static void session_signal(struct op *op, uint32_t number, bool everyone)
-{
+static void session_signal(struct op *op, uint32_t number, bool everyone) {
     struct session *s = op->state;
     if (s->status.fd >= 0)
         s->pending_signal = number; /* it has no process group of its own yet */
@@ -89,8 +82,7 @@ static void session_signal(struct op *op, uint32_t number, bool everyone)
         kill(-s->pid, (int)number);
 }
 
-static void conclude(struct op *op)
-{
+static void conclude(struct op *op) {
     struct session *s = op->state;
     int status = s->wait_status;
     int left = s->group ? group_pids(s->group, NULL, NULL) : 0;
@@ -107,8 +99,7 @@ static void conclude(struct op *op)
         op_finish(op, OUT_EXITED, WEXITSTATUS(status), NULL, 0);
 }
 
-void session_progress(struct op *op)
-{
+void session_progress(struct op *op) {
     struct session *s = op->state;
     if (op->done || !s->reaped || s->status.fd >= 0 || (s->phase != RUNNING && alive(s)))
         return;
@@ -123,8 +114,7 @@ void session_progress(struct op *op)
     conclude(op);
 }
 
-static void abandon(struct op *op, int error, const char *step)
-{
+static void abandon(struct op *op, int error, const char *step) {
     struct session *s = op->state;
     source_close(&op->in.pipe);
     for (int i = 0; i < 2; i++)
@@ -137,8 +127,7 @@ static void abandon(struct op *op, int error, const char *step)
 
 /* ---- start ---- */
 
-static void status_ready(struct source *source, uint32_t events)
-{
+static void status_ready(struct source *source, uint32_t events) {
     struct session *s = container_of(source, struct session, status);
     struct spawn_failure failure;
     (void)events;
@@ -157,8 +146,7 @@ static void status_ready(struct source *source, uint32_t events)
     session_progress(s->op);
 }
 
-static void unlist(struct session *s)
-{
+static void unlist(struct session *s) {
     for (struct session **at = &unreaped; *at; at = &(*at)->next)
         if (*at == s) {
             *at = s->next;
@@ -167,8 +155,7 @@ static void unlist(struct session *s)
 }
 
 /* The operation may end, and be forgotten, before its child was reaped: when exec failed. */
-static void session_release(struct op *op)
-{
+static void session_release(struct op *op) {
     struct session *s = op->state;
     unlist(s);
     free_later(s);
@@ -187,16 +174,14 @@ struct pipes {
     int in[2], out[2], err[2], status[2];
 };
 
-static void close_all(struct pipes *p)
-{
+static void close_all(struct pipes *p) {
     for (int *fd = p->in; fd < p->in + 8; fd++)
         if (*fd >= 0)
             close(*fd);
 }
 
 /* Made as the user, so that opening /dev/stdout again works for the program. */
-static int make_pipes(const struct request *request, const struct identity *who, struct pipes *p)
-{
+static int make_pipes(const struct request *request, const struct identity *who, struct pipes *p) {
     *p = (struct pipes){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
     int error = identity_enter(who);
     if (error)
@@ -211,8 +196,7 @@ static int make_pipes(const struct request *request, const struct identity *who,
     return error;
 }
 
-static void adopt(struct source *source, int *fd, void (*ready)(struct source *, uint32_t), uint32_t events)
-{
+static void adopt(struct source *source, int *fd, void (*ready)(struct source *, uint32_t), uint32_t events) {
     if (*fd < 0)
         return;
     fcntl(*fd, F_SETFL, O_NONBLOCK);
@@ -221,8 +205,7 @@ static void adopt(struct source *source, int *fd, void (*ready)(struct source *,
     *fd = -1;
 }
 
-static void attach(struct op *op, struct session *s, struct pipes *p)
-{
+static void attach(struct op *op, struct session *s, struct pipes *p) {
     adopt(&s->status, &p->status[0], status_ready, EPOLLIN);
     adopt(&op->out[0].pipe, &p->out[0], session_output_ready, EPOLLIN);
     adopt(&op->out[1].pipe, &p->err[0], session_output_ready, EPOLLIN);
@@ -231,8 +214,7 @@ static void attach(struct op *op, struct session *s, struct pipes *p)
     close_all(p);
 }
 
-static int run(struct op *op, struct session *s, const struct request *request, const struct account *account)
-{
+static int run(struct op *op, struct session *s, const struct request *request, const struct account *account) {
     struct pipes p;
     int error = make_pipes(request, &account->who, &p);
     if (error)
@@ -252,8 +234,7 @@ static int run(struct op *op, struct session *s, const struct request *request, 
     return 0;
 }
 
-static void start_as(struct op *op, struct session *s, const struct request *request, const struct account *account)
-{
+static void start_as(struct op *op, struct session *s, const struct request *request, const struct account *account) {
     if (groups_available() && !(s->group = group_take(op->id))) {
         abandon(op, errno, "cgroup");
         return;
@@ -263,8 +244,7 @@ static void start_as(struct op *op, struct session *s, const struct request *req
         abandon(op, error, error == EINVAL ? "user" : "fork");
 }
 
-void exec_start(struct op *op, const struct request *request)
-{
+void exec_start(struct op *op, const struct request *request) {
     struct account account;
     struct session *s = calloc(1, sizeof *s);
     if (!s) {
@@ -285,8 +265,7 @@ void exec_start(struct op *op, const struct request *request)
 
 /* ---- reaping ---- */
 
-static void reaped(struct session *s, int status, const struct rusage *usage)
-{
+static void reaped(struct session *s, int status, const struct rusage *usage) {
     struct result *r = &s->op->result;
     unlist(s);
     s->reaped = true;
@@ -301,8 +280,7 @@ static void reaped(struct session *s, int status, const struct rusage *usage)
     session_progress(s->op);
 }
 
-static void check_killed(void)
-{
+static void check_killed(void) {
     for (struct op *op = ops_first(), *next; op; op = next) {
         next = op->next;
         if (op->kind == OP_EXEC && !op->done && ((struct session *)op->state)->phase != RUNNING)
@@ -310,8 +288,7 @@ static void check_killed(void)
     }
 }
 
-bool sessions_reap(void)
-{
+bool sessions_reap(void) {
     struct rusage usage;
     int status, pid, count = 0;
     bool strangers = false;

@@ -19,13 +19,13 @@ enum spawn_flag {
     SPAWN_SETUID = 2,     /* no_new_privs and nosuid stay off */
     SPAWN_PTRACE = 4,     /* SYS_PTRACE stays in the bounding set, ptrace in the filter */
     SPAWN_VOLATILE = 8,   /* overlay volatile: no sync of the upper file system at unmount */
-    SPAWN_REDUCED = 16,   /* kernel < 6.13: attach the layers and give overlayfs /proc/self/fd paths */
+    SPAWN_REDUCED = 16,   /* kernel < 6.13: overlayfs takes no descriptors; attach the layers, name them by short paths */
     SPAWN_ALL_CAPS = 32,  /* tests only: keep every capability of the namespace */
 };
 
 /* Descriptors, in this order: listening socket for the guest, detached mount of the writable tree (holds directories
- * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open cgroup.procs files of v1
- * hierarchies, `layers` detached read-only mounts, top layer first. */
+ * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open `tasks` files of v1 groups
+ * (the child writes 0 into each; cgroup.procs does as well, but waits for an RCU grace period, up to 30 ms), `layers` detached read-only mounts, top layer first. */
 struct spawn_request {
     uint32_t magic, id;
     uint32_t uid_base, uid_count;
@@ -33,7 +33,7 @@ struct spawn_request {
     int32_t oom_score_adj;        /* >= 0 */
     uint32_t guest_uid;           /* host id of the first process, outside the map; 0: the spawner's --guest-uid */
     uint32_t reserved;            /* 0 */
-    uint64_t shm_bytes;
+    uint64_t shm_bytes;           /* > 0: 0 would be no limit */
     char hostname[64];
 };
 

@@ -23,22 +23,19 @@
 static struct rlimit files;
 static bool no_clone3; /* the sandbox's filter answers ENOSYS, or the group's owner is wrong */
 
-void spawn_init(void)
-{
+void spawn_init(void) {
     if (getrlimit(RLIMIT_NOFILE, &files))
         return;
     struct rlimit all = {files.rlim_max, files.rlim_max};
     setrlimit(RLIMIT_NOFILE, &all);
 }
 
-const char *spawn_step_name(int32_t step)
-{
+const char *spawn_step_name(int32_t step) {
     static const char *const names[] = {"", "user", "cwd", "exec", "fork", "cgroup", "nofile"};
     return step >= STEP_USER && step <= STEP_LIMIT ? names[step] : "exec";
 }
 
-static _Noreturn void fail(const struct spawn_plan *plan, int32_t step, int error)
-{
+static _Noreturn void fail(const struct spawn_plan *plan, int32_t step, int error) {
     struct spawn_failure failure = {step, error};
     if (write(plan->status, &failure, sizeof failure) < 0)
         _exit(126);
@@ -47,8 +44,7 @@ static _Noreturn void fail(const struct spawn_plan *plan, int32_t step, int erro
 
 /* Programs get ENOSYS for clone3, as the sandbox's filter would say had it not left clone3 to the guest. EACCES means that
  * neither no_new_privs nor CAP_SYS_ADMIN is there to allow a filter: then the sandbox's filter stands alone. */
-static void forbid_clone3(void)
-{
+static void forbid_clone3(void) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
@@ -59,16 +55,14 @@ static void forbid_clone3(void)
     syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
 }
 
-static int limit_files(uint32_t wanted)
-{
+static int limit_files(uint32_t wanted) {
     struct rlimit limit = files;
     if (wanted)
         limit.rlim_cur = limit.rlim_max = wanted < files.rlim_max ? wanted : files.rlim_max;
     return setrlimit(RLIMIT_NOFILE, &limit) ? errno : 0;
 }
 
-static const char *variable(char *const *env, const char *name)
-{
+static const char *variable(char *const *env, const char *name) {
     size_t size = strlen(name);
     for (; *env; env++)
         if (!strncmp(*env, name, size) && (*env)[size] == '=')
@@ -76,8 +70,7 @@ static const char *variable(char *const *env, const char *name)
     return NULL;
 }
 
-static void add(char **env, uint32_t *count, const char *name, const char *value)
-{
+static void add(char **env, uint32_t *count, const char *name, const char *value) {
     size_t size = strlen(name) + strlen(value) + 2;
     char *line = *value && !variable(env, name) ? malloc(size) : NULL;
     if (!line)
@@ -87,8 +80,7 @@ static void add(char **env, uint32_t *count, const char *name, const char *value
     env[*count] = NULL;
 }
 
-static char **environment(const struct spawn_plan *plan)
-{
+static char **environment(const struct spawn_plan *plan) {
     uint32_t count = plan->request->envc;
     char **env = malloc((count + 4) * sizeof *env);
     if (!env)
@@ -101,8 +93,7 @@ static char **environment(const struct spawn_plan *plan)
 }
 
 /* execvp's search without its fallback to a shell; the errno. */
-static int search(char **argv, char **env)
-{
+static int search(char **argv, char **env) {
     char path[PATH_MAX];
     int error = ENOENT;
     const char *list = variable(env, "PATH"), *name = argv[0];
@@ -127,8 +118,7 @@ static int search(char **argv, char **env)
     }
 }
 
-static void redirect(const struct spawn_plan *plan)
-{
+static void redirect(const struct spawn_plan *plan) {
     sigset_t none;
     sigemptyset(&none);
     setsid();
@@ -141,8 +131,7 @@ static void redirect(const struct spawn_plan *plan)
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static _Noreturn void child(const struct spawn_plan *plan, bool placed)
-{
+static _Noreturn void child(const struct spawn_plan *plan, bool placed) {
     int error;
     redirect(plan);
     if (placed)
@@ -160,14 +149,12 @@ static _Noreturn void child(const struct spawn_plan *plan, bool placed)
 
 /* Being born in a group costs nothing; moving there later waits for an RCU grace period whenever the last move was some
  * time ago (measured: 8-16 ms after a pause of 20 ms). */
-static int clone_into(const struct group *group)
-{
+static int clone_into(const struct group *group) {
     struct clone_args args = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group->dir};
     return (int)syscall(SYS_clone3, &args, sizeof args);
 }
 
-int spawn(const struct spawn_plan *plan)
-{
+int spawn(const struct spawn_plan *plan) {
     bool placed = plan->group && !no_clone3;
     int pid = placed ? clone_into(plan->group) : fork();
     if (pid < 0 && placed && (errno == ENOSYS || errno == EACCES || errno == EPERM)) {

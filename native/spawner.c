@@ -27,6 +27,7 @@
 #define FDS_FIXED 3 /* listener, writable tree, cgroup */
 #define FDS_MAX (FDS_FIXED + 1 + SPAWN_MAX_GROUPS + SPAWN_MAX_LAYERS)
 #define DEADLINE_US 30000000u
+#define KILL_WAIT_MS 1000
 #define RESERVED_FDS 10 /* nothing that arrives may land on the guest's descriptors */
 
 enum { TIME_CLONE, TIME_MAPS, TIME_OVERLAY, TIME_GO, TIME_CHILD, TIME_EXEC = TIME_CHILD + 3 };
@@ -65,7 +66,7 @@ struct request {
 static int valid(const struct spawn_request *head, int fds) {
     uint32_t want = FDS_FIXED + (head->flags & SPAWN_NETNS ? 1 : 0) + head->groups + head->layers;
     return head->magic == SPAWN_MAGIC && head->layers >= 1 && head->layers <= SPAWN_MAX_LAYERS &&
-           head->groups <= SPAWN_MAX_GROUPS && (uint32_t)fds == want && head->uid_base != 0 && head->uid_count != 0 &&
+           head->groups <= SPAWN_MAX_GROUPS && (uint32_t)fds == want && head->uid_base != 0 && head->uid_count != 0 && head->shm_bytes != 0 &&
            head->uid_count <= UINT32_MAX - head->uid_base && head->oom_score_adj >= 0 && head->oom_score_adj <= 1000 &&
            memchr(head->hostname, 0, sizeof head->hostname) != NULL;
 }
@@ -166,9 +167,13 @@ static void end_flight(struct flight *flight) {
         watch_requests(1);
 }
 
+/* Waits for the end, which is near: whoever hears of the failure finds no process left. */
 static void kill_flight(const struct flight *flight) {
-    if (flight->pidfd >= 0)
-        syscall(SYS_pidfd_send_signal, flight->pidfd, SIGKILL, NULL, 0);
+    struct pollfd gone = {.fd = flight->pidfd, .events = POLLIN};
+    if (flight->pidfd < 0)
+        return;
+    syscall(SYS_pidfd_send_signal, flight->pidfd, SIGKILL, NULL, 0);
+    poll(&gone, 1, KILL_WAIT_MS);
 }
 
 static void fail_flight(struct flight *flight, const struct fault *fault) {

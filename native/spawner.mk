@@ -3,7 +3,7 @@ BUILD ?= build
 HOST_CC ?= gcc
 MUSL_CC ?= musl-gcc
 SPAWNER_CFLAGS ?= -std=c11 -O2 -g0 -static -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Werror \
-	-fstack-protector-strong -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
+	-fstack-protector-strong -Wl,-z,noexecstack,-z,relro,-z,now -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
 SECCOMP_LISTS := seccomp/allow.txt seccomp/refuse.txt seccomp/ptrace.txt
 SPAWNER_SOURCES := spawner.c sandbox_child.c mounts.c
 SPAWNER_HEADERS := spawn.h sandbox_child.h mounts.h
@@ -24,7 +24,7 @@ $(BUILD)/spawner: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/seccomp_filters
 	$(MUSL_CC) $(SPAWNER_CFLAGS) -I$(BUILD) $(SPAWNER_SOURCES) -s -o $@
 
 # Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
-SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids
+SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids $(BUILD)/hold_inotify
 .PHONY: spawner-tests
 spawner-tests: $(SPAWNER_TEST_PROGRAMS)
 

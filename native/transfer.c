@@ -23,8 +23,7 @@ struct reading {
     uint64_t left;
 };
 
-static bool read_step(struct op *op)
-{
+static bool read_step(struct op *op) {
     struct reading *t = op->state;
     struct ring *ring = &op->out[0].ring;
     struct iovec piece[2] = {0};
@@ -60,13 +59,11 @@ static bool read_step(struct op *op)
     return true;
 }
 
-static void read_close(struct op *op)
-{
+static void read_close(struct op *op) {
     close(((struct reading *)op->state)->fd);
 }
 
-struct task *read_task(struct op *op, const struct request *request)
-{
+struct task *read_task(struct op *op, const struct request *request) {
     struct stat st;
     int fd = open_regular(request->path, O_RDONLY, 0, &st);
     if (fd < 0 || (request->offset && lseek(fd, (off_t)request->offset, SEEK_SET) < 0)) {
@@ -95,8 +92,7 @@ struct writing {
     char base[NAME_MAX + 1], temporary[32];
 };
 
-static bool take(struct op *op, int fd)
-{
+static bool take(struct op *op, int fd) {
     struct iovec piece[2];
     struct ring *ring = &op->in.ring;
     ssize_t n = writev(fd, piece, ring_used_part(ring, 0, ring->used, piece));
@@ -109,15 +105,13 @@ static bool take(struct op *op, int fd)
 }
 
 /* Owner before mode: chown clears the set-id bits. Who cannot keep a foreign owner becomes the owner, as with any rename. */
-static int dress(const struct writing *t)
-{
+static int dress(const struct writing *t) {
     if ((t->uid != KEEP || t->gid != KEEP) && fchown(t->fd, t->uid, t->gid) && !(t->keep_owner && errno == EPERM))
         return -1;
     return t->mode == KEEP ? 0 : fchmod(t->fd, t->mode);
 }
 
-static void write_finish(struct op *op, struct writing *t)
-{
+static void write_finish(struct op *op, struct writing *t) {
     if (dress(t)) {
         op_fail(op, errno, "owner");
         return;
@@ -131,8 +125,7 @@ static void write_finish(struct op *op, struct writing *t)
     task_done(op);
 }
 
-static bool write_step(struct op *op)
-{
+static bool write_step(struct op *op) {
     struct writing *t = op->state;
     if (op->in.ring.used)
         return take(op, t->fd);
@@ -141,8 +134,7 @@ static bool write_step(struct op *op)
     return false;
 }
 
-static void write_close(struct op *op)
-{
+static void write_close(struct op *op) {
     struct writing *t = op->state;
     close(t->fd);
     if (t->dir < 0)
@@ -153,8 +145,7 @@ static void write_close(struct op *op)
 }
 
 /* `path` with its last component replaced by where the link there leads; false with errno. */
-static bool follow(char path[PATH_LIMIT], int dir, const char *base)
-{
+static bool follow(char path[PATH_LIMIT], int dir, const char *base) {
     char target[PATH_LIMIT];
     ssize_t n = readlinkat(dir, base, target, sizeof target);
     size_t lead = (size_t)(strrchr(path, '/') - path) + 1;
@@ -172,8 +163,7 @@ static bool follow(char path[PATH_LIMIT], int dir, const char *base)
 }
 
 /* Directory and name of the file itself behind links; `st` of what is there, st_nlink 0 if nothing. */
-static int locate(const char *from, bool exclusive, char base[NAME_MAX + 1], struct stat *st)
-{
+static int locate(const char *from, bool exclusive, char base[NAME_MAX + 1], struct stat *st) {
     char path[PATH_LIMIT];
     strcpy(path, from);
     for (int i = 0; i < LINKS_MAX; i++) {
@@ -202,8 +192,7 @@ static int locate(const char *from, bool exclusive, char base[NAME_MAX + 1], str
 }
 
 /* What is there must be a file that the caller may write, as with a program that opens it. A running program may be replaced. */
-static int check_existing(int dir, const char *base, const struct stat *st)
-{
+static int check_existing(int dir, const char *base, const struct stat *st) {
     if (!st->st_nlink)
         return 0;
     if (!S_ISREG(st->st_mode))
@@ -215,8 +204,7 @@ static int check_existing(int dir, const char *base, const struct stat *st)
     return 0;
 }
 
-static int open_temporary(struct writing *t)
-{
+static int open_temporary(struct writing *t) {
     uint64_t random;
     if (getrandom(&random, sizeof random, 0) != sizeof random)
         return -1;
@@ -224,8 +212,7 @@ static int open_temporary(struct writing *t)
     return open_path(t->dir, t->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
 }
 
-static void settle_mode(struct writing *t, const struct request *request, const struct stat *st)
-{
+static void settle_mode(struct writing *t, const struct request *request, const struct stat *st) {
     bool exists = st->st_nlink != 0;
     t->mode = request->mode != KEEP ? request->mode & 07777 : exists ? st->st_mode & 07777 : 0644;
     t->keep_owner = exists && request->uid == KEEP && request->gid == KEEP;
@@ -233,8 +220,7 @@ static void settle_mode(struct writing *t, const struct request *request, const 
     t->gid = t->keep_owner ? st->st_gid : request->gid;
 }
 
-static int open_replacing(struct writing *t, const struct request *request)
-{
+static int open_replacing(struct writing *t, const struct request *request) {
     struct stat st;
     t->dir = locate(request->path, t->exclusive, t->base, &st);
     if (t->dir < 0)
@@ -248,8 +234,7 @@ static int open_replacing(struct writing *t, const struct request *request)
     return error;
 }
 
-static int open_appending(struct writing *t, const struct request *request)
-{
+static int open_appending(struct writing *t, const struct request *request) {
     struct stat st;
     uint32_t mode = request->mode == KEEP ? 0644 : request->mode & 07777;
     t->mode = request->mode == KEEP ? KEEP : mode;
@@ -259,8 +244,7 @@ static int open_appending(struct writing *t, const struct request *request)
     return t->fd < 0 ? errno : 0;
 }
 
-struct task *write_task(struct op *op, const struct request *request)
-{
+struct task *write_task(struct op *op, const struct request *request) {
     if (request->flags & WRITE_PARENTS && make_parents(request->path)) {
         op_fail(op, errno, "mkdir");
         return NULL;

@@ -25,16 +25,14 @@ struct walk {
     char path[PATH_LIMIT]; /* of the last entry */
 };
 
-static bool fail(struct op *op, const char *step)
-{
+static bool fail(struct op *op, const char *step) {
     op_fail(op, errno, step);
     return false;
 }
 
 /* ---- contents ---- */
 
-static bool send_piece(struct op *op, struct walk *t)
-{
+static bool send_piece(struct op *op, struct walk *t) {
     uint32_t room = SCRATCH - 4, size = t->file_left < room ? (uint32_t)t->file_left : room;
     ssize_t n = size ? read(t->file, scratch + 4, size) : 0;
     if (n < 0)
@@ -51,16 +49,14 @@ static bool send_piece(struct op *op, struct walk *t)
 
 /* ---- entries ---- */
 
-static bool send_entry(struct op *op, const char *path, const struct stat *st, const char *target)
-{
+static bool send_entry(struct op *op, const char *path, const struct stat *st, const char *target) {
     uint8_t entry[ENTRY_MAX];
     struct writer w = writer_of(entry, sizeof entry);
     entry_put(&w, path, st, target);
     return task_emit(op, entry, (uint32_t)(w.at - entry));
 }
 
-static bool descend(struct op *op, struct walk *t, int fd)
-{
+static bool descend(struct op *op, struct walk *t, int fd) {
     DIR *dir = t->levels < LEVELS_MAX ? fdopendir(fd) : NULL;
     if (!dir) {
         int error = t->levels < LEVELS_MAX ? errno : ELOOP;
@@ -73,8 +69,7 @@ static bool descend(struct op *op, struct walk *t, int fd)
 }
 
 /* Opens the directory that was just sent. A listing passes by what the user may not read, a copy does not. */
-static bool enter_directory(struct op *op, struct walk *t, int parent, const char *name)
-{
+static bool enter_directory(struct op *op, struct walk *t, int parent, const char *name) {
     if (t->levels >= t->depth)
         return true;
     int fd = open_child_directory(parent, name);
@@ -85,8 +80,7 @@ static bool enter_directory(struct op *op, struct walk *t, int parent, const cha
     return fail(op, "open");
 }
 
-static bool send_file(struct op *op, struct walk *t, int fd, struct stat *st)
-{
+static bool send_file(struct op *op, struct walk *t, int fd, struct stat *st) {
     if (fstat(fd, st) || !S_ISREG(st->st_mode)) {
         close(fd);
         return true; /* it was replaced meanwhile: as if it was gone */
@@ -96,8 +90,7 @@ static bool send_file(struct op *op, struct walk *t, int fd, struct stat *st)
     return send_entry(op, t->path, st, "");
 }
 
-static bool send_child(struct op *op, struct walk *t, int parent, const char *name)
-{
+static bool send_child(struct op *op, struct walk *t, int parent, const char *name) {
     struct stat st;
     char target[PATH_LIMIT] = "";
     if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW))
@@ -117,8 +110,7 @@ static bool send_child(struct op *op, struct walk *t, int parent, const char *na
     return !S_ISDIR(st.st_mode) || enter_directory(op, t, parent, name);
 }
 
-static bool set_path(struct walk *t, const char *name)
-{
+static bool set_path(struct walk *t, const char *name) {
     size_t lead = t->level[t->levels - 1].path_size, size = strlen(name);
     if (lead + size + 2 > PATH_LIMIT) {
         errno = ENAMETOOLONG;
@@ -130,8 +122,7 @@ static bool set_path(struct walk *t, const char *name)
     return true;
 }
 
-static bool next_child(struct op *op, struct walk *t)
-{
+static bool next_child(struct op *op, struct walk *t) {
     DIR *dir = t->level[t->levels - 1].dir;
     errno = 0;
     struct dirent *child = readdir(dir);
@@ -149,8 +140,7 @@ static bool next_child(struct op *op, struct walk *t)
     return send_child(op, t, dirfd(dir), child->d_name);
 }
 
-static bool send_root(struct op *op, struct walk *t)
-{
+static bool send_root(struct op *op, struct walk *t) {
     struct stat st;
     int fd = t->root;
     t->root = -1;
@@ -167,8 +157,7 @@ static bool send_root(struct op *op, struct walk *t)
     return descend(op, t, fd);
 }
 
-static bool walk_step(struct op *op)
-{
+static bool walk_step(struct op *op) {
     struct walk *t = op->state;
     if (task_room(op) < SCRATCH)
         return false;
@@ -182,8 +171,7 @@ static bool walk_step(struct op *op)
     return false;
 }
 
-static void walk_close(struct op *op)
-{
+static void walk_close(struct op *op) {
     struct walk *t = op->state;
     if (t->root >= 0)
         close(t->root);
@@ -193,8 +181,7 @@ static void walk_close(struct op *op)
         closedir(t->level[--t->levels].dir);
 }
 
-static int open_root(const struct request *request)
-{
+static int open_root(const struct request *request) {
     struct stat st;
     int fd = open_path(AT_FDCWD, request->path, O_RDONLY, 0);
     if (fd < 0)
@@ -207,8 +194,7 @@ static int open_root(const struct request *request)
     return -1;
 }
 
-struct task *walk_task(struct op *op, const struct request *request)
-{
+struct task *walk_task(struct op *op, const struct request *request) {
     int root = open_root(request);
     if (root < 0) {
         op_fail(op, errno, "open");

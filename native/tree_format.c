@@ -2,8 +2,7 @@
 
 #include <limits.h>
 
-uint8_t entry_kind(mode_t mode)
-{
+uint8_t entry_kind(mode_t mode) {
     switch (mode & S_IFMT) {
     case S_IFDIR:
         return 'd';
@@ -22,8 +21,7 @@ uint8_t entry_kind(mode_t mode)
     }
 }
 
-void entry_put(struct writer *w, const char *path, const struct stat *st, const char *target)
-{
+void entry_put(struct writer *w, const char *path, const struct stat *st, const char *target) {
     int64_t mtime = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
     put_bytes(w, path, (uint32_t)strlen(path));
     put_u32(w, entry_kind(st->st_mode));
@@ -37,8 +35,7 @@ void entry_put(struct writer *w, const char *path, const struct stat *st, const 
 }
 
 /* A string shorter than PATH_LIMIT; false as soon as its length says otherwise, complete or not. */
-static bool get_short(struct reader *r, struct span *out)
-{
+static bool get_short(struct reader *r, struct span *out) {
     uint32_t size = 0;
     if (reader_left(r) >= 4)
         memcpy(&size, r->at, 4);
@@ -48,8 +45,7 @@ static bool get_short(struct reader *r, struct span *out)
     return !out->size || !memchr(out->data, 0, out->size);
 }
 
-long entry_parse(const uint8_t *data, size_t size, struct entry *out)
-{
+long entry_parse(const uint8_t *data, size_t size, struct entry *out) {
     struct reader r = reader_of(data, size);
     memset(out, 0, sizeof *out);
     if (!get_short(&r, &out->path))
@@ -69,8 +65,7 @@ long entry_parse(const uint8_t *data, size_t size, struct entry *out)
     return r.bad ? 0 : (long)(r.at - data);
 }
 
-bool entry_path_is_safe(struct span path)
-{
+bool entry_path_is_safe(struct span path) {
     const uint8_t *at = path.data, *end = at + path.size;
     if (!path.size || path.size >= PATH_LIMIT || memchr(path.data, 0, path.size))
         return false;

@@ -31,25 +31,21 @@ struct putting {
     char parent_path[PATH_LIMIT];
 };
 
-static bool fail(struct op *op, int error, const char *step)
-{
+static bool fail(struct op *op, int error, const char *step) {
     op_fail(op, error, step);
     return false;
 }
 
-static uint32_t owner_of(uint32_t forced, uint32_t item)
-{
+static uint32_t owner_of(uint32_t forced, uint32_t item) {
     return forced != KEEP ? forced : item;
 }
 
 /* An ordinary user cannot give files away; without being asked to, it does not try. */
-static bool gives_owner(const struct putting *t)
-{
+static bool gives_owner(const struct putting *t) {
     return t->task.who.uid == 0 || t->uid != KEEP || t->gid != KEEP;
 }
 
-static void times_of(int64_t mtime_ns, struct timespec times[2])
-{
+static void times_of(int64_t mtime_ns, struct timespec times[2]) {
     int64_t seconds = mtime_ns / 1000000000, rest = mtime_ns % 1000000000;
     if (rest < 0) {
         rest += 1000000000;
@@ -59,8 +55,7 @@ static void times_of(int64_t mtime_ns, struct timespec times[2])
     times[1] = (struct timespec){seconds, rest};
 }
 
-static int dress(const struct putting *t, int fd, uint32_t mode, uint32_t uid, uint32_t gid, int64_t mtime_ns)
-{
+static int dress(const struct putting *t, int fd, uint32_t mode, uint32_t uid, uint32_t gid, int64_t mtime_ns) {
     struct timespec times[2];
     times_of(mtime_ns, times);
     if (gives_owner(t) && fchown(fd, owner_of(t->uid, uid), owner_of(t->gid, gid)))
@@ -71,8 +66,7 @@ static int dress(const struct putting *t, int fd, uint32_t mode, uint32_t uid, u
 /* ---- where ---- */
 
 /* The directory `path` below the root, opened without links; the caller closes it. */
-static int open_below(int root, const char *path)
-{
+static int open_below(int root, const char *path) {
     char name[NAME_MAX + 1];
     int dir = fcntl(root, F_DUPFD_CLOEXEC, 0);
     while (dir >= 0 && *path) {
@@ -89,8 +83,7 @@ static int open_below(int root, const char *path)
 }
 
 /* Points t->parent at the directory of `path`, which was checked; the name in it. */
-static const char *reach(struct putting *t, const char *path)
-{
+static const char *reach(struct putting *t, const char *path) {
     const char *slash = strrchr(path, '/');
     size_t size = slash ? (size_t)(slash - path) : 0;
     if (t->parent >= 0 && strlen(t->parent_path) == size && !memcmp(t->parent_path, path, size))
@@ -107,8 +100,7 @@ static const char *reach(struct putting *t, const char *path)
 
 /* ---- items ---- */
 
-static int remember(struct putting *t, const struct entry *e, const char *path)
-{
+static int remember(struct putting *t, const struct entry *e, const char *path) {
     size_t size = sizeof(struct directory) + strlen(path) + 1;
     struct directory *d = t->remembered + size <= DIRECTORIES_MAX ? malloc(size) : NULL;
     if (!d)
@@ -120,8 +112,7 @@ static int remember(struct putting *t, const struct entry *e, const char *path)
     return 0;
 }
 
-static int put_directory(struct putting *t, const struct entry *e, const char *path)
-{
+static int put_directory(struct putting *t, const struct entry *e, const char *path) {
     if (*path) {
         const char *name = reach(t, path);
         if (!name || (mkdirat(t->parent, name, 0700) && errno != EEXIST))
@@ -134,13 +125,11 @@ static int put_directory(struct putting *t, const struct entry *e, const char *p
     return remember(t, e, path);
 }
 
-static int clear(int dir, const char *name)
-{
+static int clear(int dir, const char *name) {
     return unlinkat(dir, name, 0) == 0 || errno == ENOENT ? 0 : errno;
 }
 
-static int put_link(struct putting *t, const struct entry *e, const char *path)
-{
+static int put_link(struct putting *t, const struct entry *e, const char *path) {
     char target[PATH_LIMIT];
     struct timespec times[2];
     const char *name = reach(t, path);
@@ -158,8 +147,7 @@ static int put_link(struct putting *t, const struct entry *e, const char *path)
     return error;
 }
 
-static int put_file(struct putting *t, const struct entry *e, const char *path)
-{
+static int put_file(struct putting *t, const struct entry *e, const char *path) {
     const char *name = reach(t, path);
     int error = name ? clear(t->parent, name) : errno;
     if (error)
@@ -171,8 +159,7 @@ static int put_file(struct putting *t, const struct entry *e, const char *path)
     return 0;
 }
 
-static int put_item(struct putting *t, const struct entry *e)
-{
+static int put_item(struct putting *t, const struct entry *e) {
     char path[PATH_LIMIT];
     bool itself = !e->path.size && e->kind == 'd';
     if (!itself && !entry_path_is_safe(e->path))
@@ -193,8 +180,7 @@ static int put_item(struct putting *t, const struct entry *e)
     }
 }
 
-static bool end_of_input(struct op *op, struct putting *t)
-{
+static bool end_of_input(struct op *op, struct putting *t) {
     if (!op->in.eof)
         return false;
     if (op->in.ring.used || t->state != ITEM)
@@ -203,8 +189,7 @@ static bool end_of_input(struct op *op, struct putting *t)
     return true;
 }
 
-static bool step_item(struct op *op, struct putting *t)
-{
+static bool step_item(struct op *op, struct putting *t) {
     uint8_t head[ENTRY_MAX];
     struct entry e;
     uint32_t have = ring_peek(&op->in.ring, head, sizeof head);
@@ -220,8 +205,7 @@ static bool step_item(struct op *op, struct putting *t)
     return fail(op, error, error == EINVAL ? "item" : e.kind == 'd' ? "mkdir" : e.kind == 'l' ? "symlink" : "create");
 }
 
-static bool end_file(struct op *op, struct putting *t)
-{
+static bool end_file(struct op *op, struct putting *t) {
     const struct entry *e = &t->entry;
     int error = dress(t, t->file, e->mode, e->uid, e->gid, e->mtime_ns);
     close(t->file);
@@ -230,8 +214,7 @@ static bool end_file(struct op *op, struct putting *t)
     return !error || fail(op, error, "owner");
 }
 
-static bool step_piece(struct op *op, struct putting *t)
-{
+static bool step_piece(struct op *op, struct putting *t) {
     if (op->in.ring.used < sizeof t->left)
         return end_of_input(op, t);
     ring_peek(&op->in.ring, &t->left, sizeof t->left);
@@ -242,8 +225,7 @@ static bool step_piece(struct op *op, struct putting *t)
     return true;
 }
 
-static bool step_body(struct op *op, struct putting *t)
-{
+static bool step_body(struct op *op, struct putting *t) {
     struct ring *ring = &op->in.ring;
     struct iovec piece[2];
     uint32_t size = ring->used < t->left ? ring->used : t->left;
@@ -261,8 +243,7 @@ static bool step_body(struct op *op, struct putting *t)
 
 /* ---- the end ---- */
 
-static bool step_finish(struct op *op, struct putting *t)
-{
+static bool step_finish(struct op *op, struct putting *t) {
     struct directory *d = t->last;
     if (!d) {
         task_done(op);
@@ -277,8 +258,7 @@ static bool step_finish(struct op *op, struct putting *t)
     return !error || fail(op, error, "owner");
 }
 
-static bool put_step(struct op *op)
-{
+static bool put_step(struct op *op) {
     struct putting *t = op->state;
     switch (t->state) {
     case ITEM:
@@ -292,8 +272,7 @@ static bool put_step(struct op *op)
     }
 }
 
-static void put_close(struct op *op)
-{
+static void put_close(struct op *op) {
     struct putting *t = op->state;
     for (struct directory *d = t->last, *before; d; d = before) {
         before = d->before;
@@ -306,8 +285,7 @@ static void put_close(struct op *op)
     close(t->root);
 }
 
-static int open_target(const struct request *request)
-{
+static int open_target(const struct request *request) {
     int fd = open_path(AT_FDCWD, request->path, O_RDONLY | O_DIRECTORY, 0);
     if (fd >= 0 || errno != ENOENT || !(request->flags & PUT_PARENTS))
         return fd;
@@ -318,8 +296,7 @@ static int open_target(const struct request *request)
     return make_parents(path) ? -1 : open_path(AT_FDCWD, request->path, O_RDONLY | O_DIRECTORY, 0);
 }
 
-struct task *put_tree_task(struct op *op, const struct request *request)
-{
+struct task *put_tree_task(struct op *op, const struct request *request) {
     int root = open_target(request);
     if (root < 0) {
         op_fail(op, errno, "open");

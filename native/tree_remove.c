@@ -24,14 +24,12 @@ struct removal {
     size_t depth, room;
 };
 
-static bool fail(struct op *op, int error)
-{
+static bool fail(struct op *op, int error) {
     op_fail(op, error, "remove");
     return false;
 }
 
-static bool push(struct removal *t, int fd, const char *name)
-{
+static bool push(struct removal *t, int fd, const char *name) {
     struct stat st;
     if (t->depth == t->room) {
         struct crumb *grown = realloc(t->trail, (t->room + 32) * sizeof *grown);
@@ -53,8 +51,7 @@ static bool push(struct removal *t, int fd, const char *name)
     return true;
 }
 
-static bool descend(struct op *op, struct removal *t, int parent, const char *name)
-{
+static bool descend(struct op *op, struct removal *t, int parent, const char *name) {
     int fd = open_child_directory(parent, name);
     if (fd >= 0 && push(t, fd, name))
         return true;
@@ -64,8 +61,7 @@ static bool descend(struct op *op, struct removal *t, int parent, const char *na
     return error == ENOENT || fail(op, error);
 }
 
-static int open_above(const struct removal *t)
-{
+static int open_above(const struct removal *t) {
     struct stat st;
     const struct crumb *above = &t->trail[t->depth - 2];
     int fd = openat(dirfd(t->here), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -77,8 +73,7 @@ static int open_above(const struct removal *t)
 }
 
 /* `here` is empty: removes it from the directory above, which becomes `here`. */
-static bool ascend(struct op *op, struct removal *t)
-{
+static bool ascend(struct op *op, struct removal *t) {
     struct crumb last = t->trail[t->depth - 1];
     int above = t->depth > 1 ? open_above(t) : t->top;
     if (above < 0)
@@ -100,15 +95,13 @@ static bool ascend(struct op *op, struct removal *t)
 }
 
 /* True: it is gone. */
-static bool unlink_child(int dir, const char *name)
-{
+static bool unlink_child(int dir, const char *name) {
     if (unlinkat(dir, name, 0) == 0 || errno == ENOENT)
         return true;
     return (errno == EISDIR || errno == EPERM) && unlinkat(dir, name, AT_REMOVEDIR) == 0;
 }
 
-static bool remove_step(struct op *op)
-{
+static bool remove_step(struct op *op) {
     struct removal *t = op->state;
     for (int i = 0; i < ENTRIES_PER_STEP; i++) {
         errno = 0;
@@ -124,8 +117,7 @@ static bool remove_step(struct op *op)
     return true;
 }
 
-static void remove_close(struct op *op)
-{
+static void remove_close(struct op *op) {
     struct removal *t = op->state;
     if (t->here)
         closedir(t->here);
@@ -135,8 +127,7 @@ static void remove_close(struct op *op)
     close(t->top);
 }
 
-struct task *remove_task(struct op *op, int parent, const char *name)
-{
+struct task *remove_task(struct op *op, int parent, const char *name) {
     struct removal *t = task_new(op, sizeof *t, remove_step, remove_close);
     if (!t) {
         close(parent);

@@ -8,6 +8,7 @@ swe-hidden           the whole test suite and its runner; only the verifier's sa
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -28,6 +29,12 @@ RUN_PUBLIC_TESTS = ("python3", "-m", "unittest", "discover", "-q", "-s", "tests"
 REPORT = "/tmp/passed"
 RUN_HIDDEN_TESTS = ("python3", "/opt/verifier/verify.py", "tests", REPORT)
 EXPECTED = frozenset((HERE / "expected.txt").read_text().split())
+
+
+def fingerprint() -> str:
+    """Changes when a layer would."""
+    files = sorted(path for path in HERE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def fetch(cache: Path) -> Path:

@@ -83,7 +83,9 @@ static void files(const char *base) {
                                            "stack", "pagemap", "personality", "io"};
     static const char *const links[] = {"exe", "cwd", "root", "fd/0", "fd/3", "fd/4", "ns/mnt", "ns/pid", "ns/user", "ns/net",
                                         "ns/cgroup"};
-    static const char *const writable[] = {"oom_score_adj", "clear_refs", "coredump_filter", "uid_map", "setgroups"};
+    static const char *const writable[] = {"oom_score_adj", "clear_refs", "coredump_filter", "uid_map", "setgroups", "projid_map", "comm",
+                                           "attr/current", "sched", "autogroup", "mem"};
+    static const char *const directories[] = {"fd", "fdinfo", "map_files", "ns"};
     char path[128];
 #define AT(entry) snprintf(path, sizeof path, "%s/%s", base, entry)
     for (size_t i = 0; i < sizeof readable / sizeof *readable; i++) {
@@ -102,8 +104,11 @@ static void files(const char *base) {
     }
     AT("mem");
     verdict(path, just_open(path, O_RDWR));
-    AT("fd");
-    verdict(path, list(path));
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
+        AT(directories[i]);
+        if (access(path, F_OK) == 0)
+            verdict(path, list(path));
+    }
     AT("root/.");
     verdict(path, just_open(path, O_RDONLY));
     AT("exe");

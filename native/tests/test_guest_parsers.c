@@ -8,8 +8,7 @@
 
 #include <time.h>
 
-static uint8_t *exact(const void *data, size_t size)
-{
+static uint8_t *exact(const void *data, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
     CHECK(copy);
     if (size)
@@ -19,16 +18,14 @@ static uint8_t *exact(const void *data, size_t size)
 
 /* ---- frames ---- */
 
-static size_t make_frame(uint8_t *into, uint8_t type, uint8_t stream, const void *payload, uint32_t size)
-{
+static size_t make_frame(uint8_t *into, uint8_t type, uint8_t stream, const void *payload, uint32_t size) {
     frame_head(into, size, type, stream, 7);
     if (size)
         memcpy(into + FRAME_HEAD, payload, size);
     return FRAME_HEAD + size;
 }
 
-static bool parses(uint8_t type, uint8_t stream, const void *payload, uint32_t size)
-{
+static bool parses(uint8_t type, uint8_t stream, const void *payload, uint32_t size) {
     uint8_t frame[256];
     struct frame f;
     size_t whole = make_frame(frame, type, stream, payload, size);
@@ -40,8 +37,7 @@ static bool parses(uint8_t type, uint8_t stream, const void *payload, uint32_t s
     return fine;
 }
 
-static void test_frame_heads(void)
-{
+static void test_frame_heads(void) {
     uint8_t head[FRAME_HEAD];
     frame_head(head, 5, F_PING, 0, 1);
     for (size_t n = 0; n < FRAME_HEAD; n++) {
@@ -58,8 +54,7 @@ static void test_frame_heads(void)
     CHECK(frame_size(head, sizeof head) == -1);
 }
 
-static void test_frame_fields(void)
-{
+static void test_frame_fields(void) {
     const uint8_t zero[80] = {0};
     const uint8_t signal65[8] = {65}, scope2[8] = {9, 0, 0, 0, 2}, start_reserved[4] = {1, 1};
     CHECK(parses(F_HELLO, 0, zero, 4) && !parses(F_HELLO, 0, zero, 3) && !parses(F_HELLO, 0, zero, 5));
@@ -77,13 +72,11 @@ static void test_frame_fields(void)
 
 /* ---- requests ---- */
 
-static void put_text(struct writer *w, const char *text)
-{
+static void put_text(struct writer *w, const char *text) {
     put_bytes(w, text, (uint32_t)strlen(text));
 }
 
-static size_t exec_request(uint8_t *into, size_t room, const char *env)
-{
+static size_t exec_request(uint8_t *into, size_t room, const char *env) {
     struct writer w = writer_of(into, room);
     put_text(&w, "bob:wheel");
     put_u32(&w, EXEC_STDIN | EXEC_MERGE);
@@ -101,16 +94,14 @@ static size_t exec_request(uint8_t *into, size_t room, const char *env)
     return (size_t)(w.at - into);
 }
 
-static bool accepts(uint8_t kind, const uint8_t *data, size_t size, struct request *r)
-{
+static bool accepts(uint8_t kind, const uint8_t *data, size_t size, struct request *r) {
     uint8_t *copy = exact(data, size);
     bool fine = request_parse(kind, (struct span){copy, (uint32_t)size}, r);
     free(copy);
     return fine;
 }
 
-static void test_exec_request(void)
-{
+static void test_exec_request(void) {
     uint8_t data[512];
     struct request r;
     size_t size = exec_request(data, sizeof data, "A=b=c");
@@ -131,8 +122,7 @@ static void test_exec_request(void)
     CHECK(!accepts(0, data, size, &r) && !accepts(12, data, size, &r) && !accepts(255, data, size, &r));
 }
 
-static void test_lists(void)
-{
+static void test_lists(void) {
     uint32_t count;
     uint8_t huge[8] = {0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}, nul[10] = {1, 0, 0, 0, 2, 0, 0, 0, 'a', 0};
     struct reader r = reader_of(huge, sizeof huge);
@@ -146,8 +136,7 @@ static void test_lists(void)
     free(none);
 }
 
-static void test_paths(void)
-{
+static void test_paths(void) {
     static uint8_t data[3 * PATH_LIMIT];
     static char longest[PATH_LIMIT];
     struct request r;
@@ -165,8 +154,7 @@ static void test_paths(void)
 
 /* ---- tree items ---- */
 
-static size_t make_entry(uint8_t *into, size_t room, const char *path, mode_t mode, const char *target)
-{
+static size_t make_entry(uint8_t *into, size_t room, const char *path, mode_t mode, const char *target) {
     struct stat st = {.st_mode = mode, .st_size = 5, .st_nlink = 1, .st_mtim = {-2, 5}};
     struct writer w = writer_of(into, room);
     entry_put(&w, path, &st, target);
@@ -174,8 +162,7 @@ static size_t make_entry(uint8_t *into, size_t room, const char *path, mode_t mo
     return (size_t)(w.at - into);
 }
 
-static void test_entries(void)
-{
+static void test_entries(void) {
     uint8_t data[256];
     struct entry e;
     size_t size = make_entry(data, sizeof data, "a/b", S_IFLNK | 0777, "../x");
@@ -194,8 +181,7 @@ static void test_entries(void)
     CHECK(entry_parse(data, 8, &e) == -1);
 }
 
-static bool safe(const char *path)
-{
+static bool safe(const char *path) {
     size_t size = strlen(path);
     uint8_t *copy = exact(path, size);
     bool fine = entry_path_is_safe((struct span){copy, (uint32_t)size});
@@ -203,8 +189,7 @@ static bool safe(const char *path)
     return fine;
 }
 
-static void test_safe_paths(void)
-{
+static void test_safe_paths(void) {
     char name[260];
     memset(name, 'n', sizeof name);
     name[255] = 0;
@@ -222,8 +207,7 @@ static const char passwd[] = "root:x:0:0:root:/root:/bin/sh\n\nbroken\nbad:x:999
                              "bob:x:1000:1001::/home/bob:/bin/sh\n1005:x:7:8::/odd:\nlast:x:5:5::/l:";
 static const char group[] = "root:x:0:\nwheel:x:10:bob,ann\nbobs:x:12:bobby,xbob\nusers:x:100:ann,bob\nempty:x:11:";
 
-static void test_passwd(void)
-{
+static void test_passwd(void) {
     struct account a = {0};
     uint8_t *data = exact(passwd, sizeof passwd - 1);
     const char *text = (const char *)data;
@@ -239,8 +223,7 @@ static void test_passwd(void)
     free(data);
 }
 
-static void test_groups(void)
-{
+static void test_groups(void) {
     struct identity who = {0};
     uint32_t gid;
     uint8_t *data = exact(group, sizeof group - 1);
@@ -255,8 +238,7 @@ static void test_groups(void)
 
 /* ---- rings ---- */
 
-static void test_ring(void)
-{
+static void test_ring(void) {
     struct ring ring = {.max = 1u << 18};
     uint8_t *data = malloc(1u << 18), *back = malloc(1u << 18);
     CHECK(data && back);
@@ -286,20 +268,17 @@ static void test_ring(void)
 
 static uint32_t seed = 1;
 
-static uint32_t dice(uint32_t sides)
-{
+static uint32_t dice(uint32_t sides) {
     seed = seed * 1664525u + 1013904223u;
     return (seed >> 8) % sides;
 }
 
-static void mutate(uint8_t *data, size_t size)
-{
+static void mutate(uint8_t *data, size_t size) {
     for (uint32_t n = dice(4); n-- && size;)
         data[dice((uint32_t)size)] = dice(3) ? (uint8_t)dice(256) : dice(2) ? 0xff : 0;
 }
 
-static void try_everything(const uint8_t *data, size_t size)
-{
+static void try_everything(const uint8_t *data, size_t size) {
     struct frame f;
     struct request r;
     struct entry e;
@@ -324,8 +303,7 @@ static void try_everything(const uint8_t *data, size_t size)
     free(copy);
 }
 
-static void fuzz(double seconds)
-{
+static void fuzz(double seconds) {
     uint8_t seeds[4][512], work[512];
     size_t sizes[4];
     size_t size = exec_request(work, sizeof work, "K=V");
@@ -348,8 +326,7 @@ static void fuzz(double seconds)
     printf("%lu mutated inputs\n", rounds);
 }
 
-int main(void)
-{
+int main(void) {
     const char *seconds = getenv("FUZZ_SECONDS");
     test_frame_heads();
     test_frame_fields();

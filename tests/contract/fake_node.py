@@ -38,6 +38,7 @@ from barchan.spec import (
     FileStat,
     NodeInfo,
     NodeName,
+    ProcessInfo,
     SandboxId,
     SandboxInfo,
 )
@@ -165,6 +166,11 @@ class FakeNode:
             create_keys={key: sandbox for key, (_, sandbox) in self.keys.items()},
         )
         await self._protocol.link.call(m.pack_call(hello)).answer
+
+    def blink(self) -> None:
+        """Lose the connection and come back. For handlers, which end with their connection."""
+        self.drop()
+        self._spawn(self.dial())
 
     def drop(self) -> None:
         """Lose the connection, as when the agent is killed. Commands go on."""
@@ -338,7 +344,7 @@ class FakeNode:
                 await _either(credit, output.changed)
 
     async def _run(self, command: Command) -> None:
-        argv = [item.decode() for item in command.request.argv]
+        argv = [item.decode(errors="surrogateescape") for item in command.request.argv]
         words = argv[2].split() if argv[:2] == ["/bin/sh", "-c"] else argv
         out, err = command.outputs[STDOUT], command.outputs[STDERR]
         program: Callable[..., Awaitable[None]] = getattr(self, f"_run_{words[0]}")
@@ -406,11 +412,8 @@ class FakeNode:
             for c in self.commands[request.sandbox].values()
         ]
 
-    async def _process_list(self, call: Incoming, request: m.ListProcesses) -> None:
-        import struct
-
-        fixed = struct.pack("<IIIB3xQQ", 7, 1, 0, ord("S"), 4096, 0)
-        await self._reply_bytes(call, fixed + blobs((b"sleep", b"1")))
+    async def _process_list(self, call: Incoming, request: m.ListProcesses) -> list[ProcessInfo]:
+        return [ProcessInfo(pid=7, ppid=1, uid=0, state="S", rss=4096, argv=(b"sleep", b"1"))]
 
     # files
 

@@ -62,7 +62,9 @@ class Result:
 class Link:
     """One connection. `acks` and `credit` say how it treats output; offsets are checked for gaps and repetition."""
 
-    def __init__(self, path: str, *, acks: bool = True, credit: int = GENEROUS, results: dict[int, Result] | None = None):
+    def __init__(
+        self, path: str, *, acks: bool = True, credit: int = GENEROUS, results: dict[int, Result] | None = None
+    ):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(WAIT)
         self.sock.connect(path)
@@ -171,12 +173,24 @@ class Link:
 
 
 def exec_parts(
-    *argv: str | bytes, flags: int = 0, timeout_ms: int = 0, grace_ms: int = 0, limit: int = 1 << 40, nofile: int = 0,
-    cwd: bytes = b"", env: list[bytes] | None = None,
+    *argv: str | bytes,
+    flags: int = 0,
+    timeout_ms: int = 0,
+    grace_ms: int = 0,
+    limit: int = 1 << 40,
+    nofile: int = 0,
+    cwd: bytes = b"",
+    env: list[bytes] | None = None,
 ) -> bytes:
     return wire.exec_parts(
-        flags=flags, timeout_ms=timeout_ms, grace_ms=grace_ms, output_limit=limit, nofile=nofile, cwd=cwd,
-        argv=tuple(a.encode() if isinstance(a, str) else a for a in argv), env=[b"PATH=/usr/bin:/bin"] if env is None else env,
+        flags=flags,
+        timeout_ms=timeout_ms,
+        grace_ms=grace_ms,
+        output_limit=limit,
+        nofile=nofile,
+        cwd=cwd,
+        argv=tuple(a.encode() if isinstance(a, str) else a for a in argv),
+        env=[b"PATH=/usr/bin:/bin"] if env is None else env,
     )
 
 
@@ -213,10 +227,13 @@ class Guest:
                 actions.append((os.POSIX_SPAWN_DUP2, self._high(stack, directory), 4))
             else:
                 actions.append((os.POSIX_SPAWN_DUP2, null, 4))
-            pid = os.posix_spawn(binary, ["init"], {}, file_actions=actions)
+            pid = self._launch(binary, actions)
         if self.group:
             (self.group / "cgroup.procs").write_text(str(pid))
         return pid
+
+    def _launch(self, binary: Path, actions: list[tuple[int, int, int]]) -> int:
+        return os.posix_spawn(binary, ["init"], {}, file_actions=actions)
 
     @staticmethod
     def _high(stack: contextlib.ExitStack, fd: int) -> int:
@@ -240,7 +257,11 @@ class Guest:
     def pids(self) -> dict[str, list[int]]:
         """Every process of the guest's groups, by group name."""
         assert self.group
-        return {g.parent.name: [int(p) for p in g.read_text().split()] for g in self.group.glob("x*/cgroup.procs")}
+        found = {}
+        for group in self.group.glob("x*"):
+            with contextlib.suppress(OSError):  # it may be removed at any moment
+                found[group.name] = [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+        return found
 
     def memory_kib(self) -> int:
         for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
@@ -269,9 +290,9 @@ class Guest:
 
 
 @contextlib.contextmanager
-def running_guest(binary: Path, *, grouped: bool = True) -> Iterator[Guest]:
+def running_guest(binary: Path, *, grouped: bool = True, kind: type[Guest] = Guest) -> Iterator[Guest]:
     with tempfile.TemporaryDirectory(prefix="guest-") as directory:
-        guest = Guest(binary, Path(directory), grouped=grouped)
+        guest = kind(binary, Path(directory), grouped=grouped)
         try:
             yield guest
         finally:

@@ -12,9 +12,10 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,32 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 GUEST_UID = 900_000_001
 UID_BASE, UID_COUNT = 910_000_000, 65_536
-APPLETS = "sh cat ls id stat grep cp chmod mount umount ip dd find hostname touch rm mv mkdir df readlink chown sleep true head".split()
+APPLETS = [
+    "sh",
+    "cat",
+    "ls",
+    "id",
+    "stat",
+    "grep",
+    "cp",
+    "chmod",
+    "mount",
+    "umount",
+    "ip",
+    "dd",
+    "find",
+    "hostname",
+    "touch",
+    "rm",
+    "mv",
+    "mkdir",
+    "df",
+    "readlink",
+    "chown",
+    "sleep",
+    "true",
+    "head",
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +85,7 @@ class Box:
             await writer.wait_closed()
         return Result(int(code), output)
 
-    async def lines(self, *argv: str) -> AsyncIterator[str]:
+    async def lines(self, *argv: str) -> AsyncGenerator[str, None]:
         """Output line by line while the program runs, as root."""
         reader, writer = await asyncio.open_unix_connection(str(self.path))
         try:
@@ -89,10 +115,11 @@ class Site:
 
     @property
     def spawner_binary(self) -> Path:
-        return NATIVE / "build" / "spawner"
+        """$BARCHAN_SPAWNER for one with sanitizers."""
+        return Path(os.environ.get("BARCHAN_SPAWNER", NATIVE / "build" / "spawner"))
 
-    def guest(self) -> Path:
-        return install_guest(NATIVE / "build" / "probe_guest", self.base / "guest")
+    def guest(self, name: str = "probe_guest") -> Path:
+        return install_guest(NATIVE / "build" / name, self.base / "guest")
 
     @contextlib.asynccontextmanager
     async def spawner(self, guest: Path | None = None) -> AsyncIterator[Spawner]:
@@ -100,7 +127,7 @@ class Site:
             yield spawner
 
     @contextlib.contextmanager
-    def request(self, **changes: object) -> Iterator[tuple[SpawnRequest, Path, Path, Path]]:
+    def request(self, **changes: Any) -> Iterator[tuple[SpawnRequest, Path, Path, Path]]:
         """A fresh request with its socket, tree and group; closes the descriptors and removes the group."""
         number = next(self.counter)
         with contextlib.ExitStack() as stack:
@@ -109,12 +136,14 @@ class Site:
                 (tree / name).mkdir(parents=True)
             group.mkdir()
             stack.callback(_remove_group, group)
+            for name in ("", "cgroup.procs", "cgroup.subtree_control"):
+                os.chown(group / name, GUEST_UID, GUEST_UID)
             groups: tuple[int, ...] = ()
             if self.v1 is not None:
                 v1 = self.v1 / str(number)
                 v1.mkdir()
                 stack.callback(_remove_group, v1)
-                groups = (_keep(stack, os.open(v1 / "cgroup.procs", os.O_WRONLY)),)
+                groups = (_keep(stack, os.open(v1 / "tasks", os.O_WRONLY)),)
             path = self.base / f"s{number}"
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(path))
@@ -129,7 +158,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def box(
-        self, spawner: Spawner, flags: SpawnFlag = NO_FLAGS, above: tuple[int, ...] = (), **changes: object
+        self, spawner: Spawner, flags: SpawnFlag = NO_FLAGS, above: tuple[int, ...] = (), **changes: Any
     ) -> AsyncIterator[Box]:
         """A running container, ended on leaving; `above`: further layers on top of the image."""
         with self.request(flags=flags, **changes) as (request, path, tree, group):
@@ -170,6 +199,9 @@ def _remove_group(path: Path) -> None:
     """Ends what is in it; a group is busy until the kernel has let go of the last process."""
     for _ in range(2000):
         try:
+            for inner in path.iterdir():
+                if inner.is_dir():
+                    inner.rmdir()
             path.rmdir()
             return
         except OSError as error:
@@ -187,7 +219,10 @@ def build_programs() -> None:
     with (NATIVE / "build" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = subprocess.run(
-            ["make", "-s", "-C", NATIVE, "-f", "spawner.mk", "spawner", "spawner-tests"], capture_output=True, text=True, check=False
+            ["make", "-s", "-C", NATIVE, "-f", "Makefile", "all", "spawner-tests"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if made.returncode:
         pytest.fail(f"the spawner does not build: {made.stdout}{made.stderr}")
@@ -195,17 +230,22 @@ def build_programs() -> None:
 
 def _image(at: Path) -> Path:
     busybox = shutil.which("busybox")
-    if busybox is None or b"statically linked" not in subprocess.run(["file", "-L", busybox], capture_output=True, check=False).stdout:
+    if (
+        busybox is None
+        or b"statically linked" not in subprocess.run(["file", "-L", busybox], capture_output=True, check=False).stdout
+    ):
         busybox = "/bin/busybox"
     (at / "bin").mkdir(parents=True)
-    (at / "lower").mkdir()
+    for name in ("proc", "sys", "dev", "tmp", "lower"):
+        (at / name).mkdir()
+    (at / "tmp").chmod(0o1777)
     (at / "lower" / "file").write_text("from the layer\n")
     (at / "lower" / "mine").write_text("uid 1000's\n")
     os.chown(at / "lower" / "mine", 1000, 1000)
     shutil.copy(busybox, at / "bin" / "busybox")
     for name in APPLETS:
         (at / "bin" / name).symlink_to("busybox")
-    for name in ("attack_pid1", "seccomp_answers", "show_ids"):
+    for name in ("attack_pid1", "seccomp_answers", "show_ids", "hold_inotify"):
         shutil.copy(NATIVE / "build" / name, at / "bin" / name)
     return at
 
@@ -213,7 +253,9 @@ def _image(at: Path) -> Path:
 @contextlib.contextmanager
 def _layer(base: Path) -> Iterator[Path]:
     image, place = base / "layer.erofs", base / "layer"
-    made = subprocess.run(["mkfs.erofs", "--quiet", image, _image(base / "image")], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["mkfs.erofs", "--quiet", image, _image(base / "image")], capture_output=True, text=True, check=False
+    )
     if made.returncode:
         pytest.skip(f"mkfs.erofs: {made.stderr}")
     place.mkdir()
@@ -242,7 +284,9 @@ def open_site(base: Path) -> Iterator[Site]:
     build_programs()
     with contextlib.ExitStack() as stack:
         layer = stack.enter_context(_layer(base))
-        unified = next((p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()), None)
+        unified = next(
+            (p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()), None
+        )
         if unified is None:
             pytest.skip("no cgroup2 hierarchy is mounted")
         groups = _parent_group(unified)
@@ -252,3 +296,8 @@ def open_site(base: Path) -> Iterator[Site]:
             v1 = _parent_group(Path("/sys/fs/cgroup/pids"))
             stack.callback(v1.rmdir)
         yield Site(base, layer, groups, v1)
+
+
+async def alive(box: Box) -> str:
+    """It answers within the time limit: "alive"."""
+    return await asyncio.wait_for(box.sh("echo alive"), 10)

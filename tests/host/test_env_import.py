@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,7 +166,8 @@ def test_tar_of_a_tree_is_the_same_layer_as_the_tree(store: LayerStore, tree: Pa
     for path in (tree, tree / "bin"):
         os.utime(path, (EPOCH, EPOCH))
     archive = data / f"tree.{end}"
-    with tarfile.open(archive, "w:" + end.partition("tar")[2].lstrip(".")) as tar:
+    mode: Any = "w:" + end.partition("tar")[2].lstrip(".")
+    with tarfile.open(archive, mode) as tar:
         tar.add(tree, ".")
     assert import_layer(store, "a", archive).digest == import_layer(store, "b", tree).digest
     assert not list((store.root / "tmp").iterdir())

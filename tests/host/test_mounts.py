@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -153,18 +153,37 @@ def test_many_at_once_mount_it_once(make: Make, layer: Layer, data: Path) -> Non
     assert mounted_below(data / "mnt") == [str(data / "mnt"), str(data / "mnt" / layer.path.stem)]
 
 
-def test_mounts_do_not_reach_other_namespaces(make: Make, layer: Layer, data: Path) -> None:
-    """A service with a namespace of its own would otherwise pin every layer."""
+@contextmanager
+def shared(path: Path) -> Iterator[None]:
+    """What systemd makes of the root: mounts below it reach every service's namespace."""
+    syscalls.bind(path, path)
+    fd = syscalls.open_tree(path)
+    try:
+        syscalls.set_mount_attributes(fd, propagation=1 << 20)
+        yield
+    finally:
+        os.close(fd)
+        syscalls.unmount(path)
+
+
+def test_mounts_do_not_reach_other_namespaces(layer: Layer, data: Path, store: LayerStore) -> None:
+    """A service with a namespace of its own would otherwise pin every layer. The tmpfs shows that it could."""
     argv = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; read x; cat /proc/self/mountinfo"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    layers = LayerMounts(data / "mnt", store, reduced=True)
+    (data / "control").mkdir()
+    with shared(data), subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout
         assert child.stdout.readline() == b"\n"
-        device(make(), layer)
+        layers.prepare()
+        device(layers, layer)
+        fd = syscalls.new_mount("tmpfs", ())
+        syscalls.move_mount(fd, data / "control")
+        os.close(fd)
         table, _ = child.communicate(b"\n")
+        syscalls.unmount(data / "control")
+        layers.unmount_all()
+    assert str(data / "control") in table.decode()
     assert layer.path.stem not in table.decode()
-    here = mounts.top(data / "mnt")
-    assert here is not None
-    assert not here.shared
 
 
 @pytest.mark.parametrize("at", [1024, 1030, 500_000], ids=["magic", "checksum", "content"])
@@ -251,10 +270,11 @@ def test_kernel_says_what_is_wrong_with_an_option(data: Path) -> None:
 
 
 def test_probe_finds_out_and_leaves_nothing(data: Path) -> None:
-    before = mounts.current(), len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
     report = probe.examine(Layout(data))
     assert report.kernel in ("full", "reduced")
     assert {check.name for check in report.checks} >= {"btrfs", "user namespaces", "seccomp", "cgroup controllers"}
     assert all(check.remedy and check.detail for check in report.missing())
     assert list(data.iterdir()) == []
-    assert (mounts.current(), len(os.listdir("/proc/self/fd"))) == before
+    assert mounted_below(data) == []
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -102,6 +102,14 @@ def test_image_is_fully_allocated_through_direct_io(volume: Scratch, layout: Lay
     assert Path("/sys/block", Path(device).name, "loop/dio").read_text().strip() == "1"
 
 
+def test_quotas_count_from_the_first_write(volume: Scratch) -> None:
+    """Ordinary ones do not until the first scan is over, and again after a deep subvolume was dropped."""
+    groups = btrfs._qgroups(volume._fd)
+    assert (groups / "inconsistent").read_text().strip() == "0"
+    if btrfs.quota_mode(volume._fd) == "ordinary":
+        assert int((groups / "drop_subtree_threshold").read_text()) >= 8
+
+
 def test_umask_does_not_matter(volume: Scratch) -> None:
     old = os.umask(0o077)
     try:
@@ -220,11 +228,25 @@ def test_kill_9_leaves_the_volume_to_the_next_agent(layout: Layout) -> None:
 
 
 def test_mount_hidden_elsewhere_is_shared_not_doubled(layout: Layout) -> None:
-    """A process that kept its mount namespace pins the loop device invisibly; two devices would corrupt the volume."""
-    Scratch.open(layout, SIZE).close()
-    with loops.attached(layout.scratch_image, direct_io=True) as pinned, Scratch.open(layout, SIZE) as volume:
-        assert loops.find(layout.scratch_image) == pinned
-        volume.make("a", LIMIT)
+    """A process with its own mount namespace pins the volume invisibly. A second loop device would be a second file
+    system over the same blocks."""
+    volume = Scratch.open(layout, SIZE)
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; read x; ls $1/a/u", "sh"]
+    with subprocess.Popen([*argv, layout.scratch], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        assert child.stdout.readline() == b"\n"
+        volume.close()
+        assert mounts.top(layout.scratch) is None
+        with Scratch.open(layout, SIZE) as again:
+            (again.make("a", LIMIT).path / "u/new").touch()
+            assert devices_over(layout.scratch_image) == 1
+            seen, _ = child.communicate(b"\n")
+    assert seen == b"new\n"
+
+
+def devices_over(image: Path) -> int:
+    files = Path("/sys/block").glob("loop*/loop/backing_file")
+    return sum(file.read_text().strip() == str(image) for file in files)
 
 
 def test_half_made_image_is_made_again(layout: Layout) -> None:
@@ -308,7 +330,7 @@ def test_full_host_disk_breaks_a_sparse_volume(layout: Layout) -> None:
     with small_host(layout, 640 * MIB) as host:
         with host.scratch_image.open("wb") as file:
             file.truncate(SIZE)
-        scratch._format(host.scratch_image)
+        scratch.make_filesystem(host.scratch_image)
         host.scratch.mkdir()
         scratch._mount(host.scratch_image, host.scratch)
         use_up(host.data)
@@ -333,7 +355,7 @@ def commit_and_touch(root: Path) -> None:
 def test_holes_of_an_existing_image_are_filled(layout: Layout) -> None:
     with layout.scratch_image.open("wb") as file:
         file.truncate(SIZE)
-    scratch._format(layout.scratch_image)
+    scratch.make_filesystem(layout.scratch_image)
     with Scratch.open(layout, SIZE) as volume:
         assert layout.scratch_image.stat().st_blocks * 512 >= SIZE
         volume.make("a", LIMIT)

@@ -170,6 +170,20 @@ def test_remove_takes_only_what_no_name_needs(store: LayerStore) -> None:
     assert not files(store)
 
 
+def add_and_remove(root: Path, worker: int) -> None:
+    store = LayerStore(root)
+    for number in range(30):
+        layer = add(store, f"name{worker}", b"shared %d" % (number % 3))
+        assert store.resolve(f"name{worker}").path.exists(), layer
+        store.remove(f"name{worker}")
+
+
+def test_removing_never_takes_an_image_that_is_being_added(store: LayerStore) -> None:
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        list(pool.map(add_and_remove, [store.root] * 4, range(4)))
+    assert not files(store)
+
+
 def test_sweep_removes_only_what_no_process_owns(store: LayerStore) -> None:
     tmp = store.root / "tmp"
     (tmp / "99999999-gone").mkdir()

@@ -41,9 +41,7 @@ def test_no_node_with_that_backend() -> None:
     assert caught.value.field == "backend"
 
 
-@pytest.mark.parametrize(
-    ("limits", "word"), [(Limits(memory=65 * GIB), "memory"), (Limits(disk=101 * GIB), "disk")]
-)
+@pytest.mark.parametrize(("limits", "word"), [(Limits(memory=65 * GIB), "memory"), (Limits(disk=101 * GIB), "disk")])
 def test_a_sandbox_larger_than_every_node_is_refused_with_each_reason(limits: Limits, word: str) -> None:
     with pytest.raises(AdmissionRefused, match=f"a: has .* {word}.*b: has") as caught:
         able([node("a"), node("b")], spec(limits=limits))

@@ -213,6 +213,8 @@ async def test_a_full_disk_is_named_and_memory_agrees_with_the_file(small: Path)
                 claimed.append((await claim(registry, f"n-{number}", f"k{number}", spec)).row.id)
             except NodeStorageFull:
                 full += 1
+                with pytest.raises(NodeStorageFull):
+                    await claim(registry, f"n-{number}", f"k{number}", spec)
         assert full and claimed and [row.id for row in registry.live()] == claimed
     async with await Registry.open(Layout(small)) as registry:
         assert {row.id for row in registry.live()} == set(claimed)

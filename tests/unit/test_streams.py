@@ -210,9 +210,7 @@ async def test_a_failed_sender_raises() -> None:
     pieces=st.lists(st.binary(max_size=50), max_size=8),
     breaks=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 60)), max_size=6),
 )
-def test_any_history_of_losses_delivers_every_byte_once(
-    pieces: list[bytes], breaks: list[tuple[int, int]]
-) -> None:
+def test_any_history_of_losses_delivers_every_byte_once(pieces: list[bytes], breaks: list[tuple[int, int]]) -> None:
     """A peer that takes what it can, loses its connection anywhere, and says how far it came."""
     got, ended = bytearray(), []
 

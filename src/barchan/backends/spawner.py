@@ -17,6 +17,7 @@ import hashlib
 import os
 import signal
 import socket
+import stat
 import struct
 import subprocess
 from collections import deque
@@ -82,11 +83,12 @@ class SpawnRequest:
     layers: tuple[int, ...]
     """Detached mounts, top first. They become idmapped: one use only."""
     groups: tuple[int, ...] = ()
-    """Open `cgroup.procs` of v1 hierarchies. They must have been opened by root."""
+    """`tasks` files of v1 groups, opened for writing by root. (`cgroup.procs` works and costs up to 30 ms: spawn.h.)"""
     netns: int | None = None
     """A prepared network namespace; without one the sandbox gets its own, loopback up."""
     flags: SpawnFlag = NO_FLAGS
     shm_bytes: int = 64 << 20
+    """Size of /dev/shm, above 0."""
     oom_score_adj: int = 500
     """0 to 1000."""
     guest_uid: int = 0
@@ -123,7 +125,7 @@ def install_guest(source: Path, directory: Path) -> Path:
     """
     content = source.read_bytes()
     target = directory / f"guest-{hashlib.sha256(content).hexdigest()[:16]}"
-    if target.exists():
+    if _is_sealed(target):
         return target
     directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / f".{target.name}.{os.getpid()}"
@@ -132,6 +134,14 @@ def install_guest(source: Path, directory: Path) -> Path:
     fresh.chmod(0o111)
     fresh.rename(target)
     return target
+
+
+def _is_sealed(path: Path) -> bool:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return False
+    return facts.st_uid == 0 and stat.S_IMODE(facts.st_mode) == 0o111
 
 
 class Spawner:
@@ -143,7 +153,6 @@ class Spawner:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Spawned]] = {}
-        self._abandoned: set[int] = set()
         self._queue: deque[tuple[int, bytes, tuple[int, ...]]] = deque()
         self._writing = False
         self._next = 1
@@ -201,10 +210,7 @@ class Spawner:
             if future.done() and not future.cancelled() and future.exception() is None:
                 _end(future.result())
             return
-        if any(queued == id_ for queued, _, _ in self._queue):
-            self._queue = deque(entry for entry in self._queue if entry[0] != id_)
-        else:
-            self._abandoned.add(id_)
+        self._queue = deque(entry for entry in self._queue if entry[0] != id_)  # sent already: `_deliver` ends it
 
     # the loop's side
 
@@ -266,7 +272,6 @@ class Spawner:
     def _take(self, data: bytes, fds: list[int]) -> None:
         magic, id_, pid, error, step, log, *times = _REPLY.unpack(data)
         future = self._pending.pop(id_, None)
-        self._abandoned.discard(id_)
         if magic != MAGIC or (not error and not fds):
             self._fail(_gone("the spawner speaks another protocol"))
         elif error and future is not None and not future.done():
@@ -350,8 +355,8 @@ def _check(request: SpawnRequest) -> None:
         raise CreateFailed(f"1 to {MAX_LAYERS} layers and at most {MAX_GROUPS} groups", phase="request")
     if len(request.hostname.encode()) > 63 or "\0" in request.hostname or not request.hostname:
         raise CreateFailed("a host name has 1 to 63 bytes", phase="request")
-    if not 0 <= request.oom_score_adj <= 1000:
-        raise CreateFailed("oom_score_adj is between 0 and 1000", phase="request")
+    if not 0 <= request.oom_score_adj <= 1000 or request.shm_bytes <= 0:
+        raise CreateFailed("oom_score_adj is 0 to 1000, shm_bytes above 0", phase="request")
 
 
 def _text(field: bytes) -> str:

@@ -5,6 +5,7 @@ Every function takes a descriptor of a directory on the file system. Failures ar
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,6 +18,9 @@ _SUBVOL_CREATE, _SNAP_CREATE_V2, _SNAP_DESTROY = 0x5000940E, 0x50009417, 0x50009
 _SYNC, _TREE_SEARCH, _INO_LOOKUP, _FS_INFO = 0x9408, 0xD0009411, 0xD0009412, 0x8400941F
 _QUOTA_CTL, _QGROUP_CREATE, _QGROUP_LIMIT = 0xC0109428, 0x4010942A, 0x8030942B
 _QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
+_QUOTA_RESCAN, _QUOTA_RESCAN_WAIT = 0x4040942C, 0x942E
+_NO_SUBTREE_IS_TOO_DEEP = "8"
+_SCANS = 5
 _LIMIT_REFERENCED = 1
 _READ_ONLY = 2
 _NAME_MAX = 255
@@ -50,13 +54,37 @@ def snapshot(parent: int, name: str, source: int, *, read_only: bool = False) ->
 
 
 def enable_quota(fd: int, *, simple: bool) -> None:
-    """Simple quotas need kernel 6.7. Enabled already: nothing happens, whichever kind it is."""
+    """Simple quotas need kernel 6.7. Enabled already: the kind stays. Afterwards the limits hold."""
     command = _QUOTA_ENABLE_SIMPLE if simple else _QUOTA_ENABLE
     try:
         fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=2Q", command, 0)))
     except OSError as error:
         if error.errno != errno.EEXIST:
             raise
+    settle_quota(fd)
+
+
+def settle_quota(fd: int) -> None:
+    """Make ordinary quotas count. While they are `inconsistent` (at first, after dropping a deep subvolume, after a
+    crash) the kernel lets writes past the limit as soon as they reached the disk."""
+    if quota_mode(fd) != "ordinary":
+        return
+    with contextlib.suppress(FileNotFoundError):
+        (_qgroups(fd) / "drop_subtree_threshold").write_text(_NO_SUBTREE_IS_TOO_DEEP)
+    for _ in range(_SCANS):
+        if not _inconsistent(fd):
+            return
+        try:
+            fcntl.ioctl(fd, _QUOTA_RESCAN, bytearray(64))
+        except OSError as error:
+            if error.errno != errno.EINPROGRESS:
+                raise
+        fcntl.ioctl(fd, _QUOTA_RESCAN_WAIT)
+    raise OSError(errno.EAGAIN, f"quotas do not settle after {_SCANS} scans")
+
+
+def _inconsistent(fd: int) -> bool:
+    return (_qgroups(fd) / "inconsistent").read_text().strip() == "1"
 
 
 def limit(subvolume: int, size: int) -> None:

@@ -209,32 +209,39 @@ def _poll_empty(group: Path, end: float) -> bool:
 
 
 def end(group: Path, timeout: float) -> None:
-    """Kill, wait, remove. Idempotent."""
-    kill(group)
-    wait_empty(group, timeout)
-    remove(group, timeout)
+    """Kill, wait, remove. Idempotent. A group that is empty already is only removed."""
+    if not _removed(group):
+        kill(group)
+        wait_empty(group, timeout)
+        remove(group, timeout)
 
 
 def remove(group: Path, timeout: float) -> None:
-    """Remove a group and its sub-groups, deepest first."""
+    """Remove a group and its sub-groups, deepest first. `TimeoutError` when processes stay.
+
+    An exiting process counts for a moment after it left cgroup.procs (v1), so what is busy is tried again.
+    """
+    if _removed(group):
+        return
     limit = time.monotonic() + timeout
     for path in _deepest_first(group):
-        _remove_one(path, limit)
-
-
-def _remove_one(path: Path, limit: float) -> None:
-    """An exiting process counts for a moment after it left cgroup.procs (v1): EBUSY is tried again."""
-    while True:
-        try:
-            return path.rmdir()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
+        while not _removed(path):
             if time.monotonic() > limit:
-                raise TimeoutError(errno.ETIMEDOUT, f"{path} still holds processes or groups") from error
-        time.sleep(_PAUSE)
+                raise TimeoutError(errno.ETIMEDOUT, f"{path} still holds processes or groups")
+            time.sleep(_PAUSE)
+
+
+def _removed(path: Path) -> bool:
+    """False when it is busy: with processes, or with groups below it."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def _deepest_first(group: Path) -> list[Path]:

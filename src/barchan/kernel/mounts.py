@@ -47,9 +47,8 @@ def _line(line: str) -> MountPoint:
 
 
 def _plain(text: str) -> str:
-    raw = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
-    # The kernel escapes bytes; what is not escaped was decoded as UTF-8 with surrogates already.
-    return raw
+    """The kernel escapes space, tab, newline and backslash as octal numbers."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def current() -> tuple[MountPoint, ...]:

@@ -18,8 +18,8 @@ import msgspec
 
 from barchan.config import Layout
 from barchan.errors import BarchanError, FeatureMissing
-from barchan.kernel import cgroups, loops, syscalls
-from barchan.kernel.scratch import Quota
+from barchan.kernel import btrfs, cgroups, loops, syscalls
+from barchan.kernel.scratch import SMALLEST, Quota, make_filesystem
 
 Kernel = Literal["full", "reduced", "too_old"]
 OLDEST = (6, 1)
@@ -131,7 +131,13 @@ def _full_plans(work: Path, image: Path) -> tuple[_Plan, ...]:
     return (
         _Plan("EROFS from a file", False, reduced, newer, lambda: _mount_image(image, str(image))),
         _Plan("overlay layers by descriptor", False, reduced, newer, lambda: _overlay_by_fd(work)),
-        _Plan("simple quotas", False, "without them disk limits cost more", "a kernel of 6.7 or later", _simple_quota),
+        _Plan(
+            "simple quotas",
+            False,
+            "without them disk limits cost more",
+            "a kernel of 6.7 or later",
+            lambda: _simple_quota(work),
+        ),
     )
 
 
@@ -155,7 +161,9 @@ def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan
             "data directory on ext4, xfs or btrfs",
             lambda: _in_userns(lambda fd: _idmap(work, fd)),
         ),
-        _Plan("btrfs", True, "writable trees with a hard limit", "load the kernel module btrfs", _has_btrfs),
+        _Plan(
+            "btrfs", True, "writable trees with a hard limit", "load the kernel module btrfs", lambda: _try_btrfs(work)
+        ),
         _Plan("programs", True, "layers and the scratch volume are made with them", _packages(), _has_programs),
         _Plan("cgroup controllers", True, "limits of memory, cpu and processes", cg, lambda: _has_groups(groups)),
         _Plan(
@@ -173,6 +181,13 @@ def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan
             lambda: _has_kill(groups),
         ),
         _Plan("seccomp", True, "the filter of system calls", "a kernel with CONFIG_SECCOMP_FILTER", _has_seccomp),
+        _Plan(
+            "mmdebstrap",
+            False,
+            "`barchan env bootstrap` makes Debian base layers with it",
+            "install mmdebstrap",
+            lambda: None if shutil.which("mmdebstrap") else "not found",
+        ),
         _Plan(
             "/dev/kvm",
             False,
@@ -233,9 +248,35 @@ def _overlay_by_fd(work: Path) -> str | None:
     return None
 
 
-def _simple_quota() -> str | None:
-    """Trying means making a file system; the kernel's version decides, as the call came with 6.7."""
-    return None if version_of(platform.release()) >= (6, 7) else "needs 6.7"
+@contextmanager
+def _volume(work: Path) -> Iterator[int]:
+    """Root of a small btrfs, mounted detached over a sparse file."""
+    image = work / "probe.btrfs"
+    if not image.exists():
+        with image.open("wb") as file:
+            file.truncate(SMALLEST)
+        make_filesystem(image)
+    with ExitStack() as opened:
+        device = opened.enter_context(loops.attached(image, direct_io=True))
+        mount = syscalls.new_mount("btrfs", (("source", device), ("nodiscard", None)))
+        opened.callback(os.close, mount)
+        root = os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, root)
+        yield root
+
+
+def _try_btrfs(work: Path) -> str | None:
+    _load_btrfs()
+    with _volume(work) as root:
+        btrfs.create_subvolume(root, "probe")
+    return None
+
+
+def _simple_quota(work: Path) -> str | None:
+    with _volume(work) as root:
+        btrfs.enable_quota(root, simple=True)
+        mode = btrfs.quota_mode(root)
+    return None if mode == "simple" else f"quota mode {mode!r}"
 
 
 def _in_userns(use: Callable[[int], None]) -> str | None:
@@ -269,13 +310,11 @@ def _idmap(work: Path, userns: int) -> None:
         os.close(fd)
 
 
-def _has_btrfs() -> str | None:
-    known = Path("/proc/filesystems").read_text().split()
-    if "btrfs" not in known:
+def _load_btrfs() -> None:
+    """A kernel does not load a file system's module when fsopen(2) asks for it in every version."""
+    if "btrfs" not in Path("/proc/filesystems").read_text().split():
         with suppress(FileNotFoundError):
             subprocess.run(("modprobe", "btrfs"), capture_output=True, check=False, timeout=10)
-        known = Path("/proc/filesystems").read_text().split()
-    return None if "btrfs" in known else "not in /proc/filesystems"
 
 
 def _absent() -> tuple[str, ...]:

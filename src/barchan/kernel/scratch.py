@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -66,9 +66,11 @@ class Scratch:
             if not _is_mounted(root):
                 _ready_image(layout.scratch_image, size)
                 _mount(layout.scratch_image, root)
-        scratch = cls(root, mounted=on is None)
-        with _typed("scratch"):
-            btrfs.enable_quota(scratch._fd, simple=quota == "simple")
+        with ExitStack() as undo:
+            scratch = undo.enter_context(cls(root, mounted=on is None))
+            with _typed("scratch"):
+                btrfs.enable_quota(scratch._fd, simple=quota == "simple")
+            undo.pop_all()
         return scratch
 
     def __enter__(self) -> Self:
@@ -149,6 +151,7 @@ class Scratch:
         cleaned = btrfs.wait_cleaned(self._fd, timeout)
         for number in stale:
             btrfs.remove_qgroup(self._fd, number)
+        btrfs.settle_quota(self._fd)
         return cleaned
 
     def _live_ids(self) -> Iterator[int]:
@@ -203,7 +206,7 @@ def _make_image(image: Path, size: int) -> None:
     part.unlink(missing_ok=True)
     try:
         _allocate(part, size)
-        _format(part)
+        make_filesystem(part)
         os.replace(part, image)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -231,7 +234,8 @@ def _fill_holes(path: Path, size: int) -> None:
         os.close(fd)
 
 
-def _format(path: Path) -> None:
+def make_filesystem(path: Path) -> None:
+    """A btrfs on an image file. `FeatureMissing` without mkfs.btrfs, `CreateFailed` with its words."""
     # Without --nodiscard the blocks that were just allocated could be given back to the host.
     command = ("mkfs.btrfs", "--quiet", "--nodiscard", "--label", "barchan-scratch", str(path))
     try:

@@ -111,7 +111,8 @@ class LayerMounts:
         return gone
 
     def _unmount(self, target: Path) -> None:
-        syscalls.unmount(target)
+        while mounts.top(target):
+            syscalls.unmount(target)
         target.rmdir()
 
     def unmount_all(self) -> None:

@@ -65,6 +65,7 @@ class LayerStore:
           verified/<hex>            which inode, mtime and size were last hashed and found right
           names/<name>/<N>.json     versions, counting up from 1
           names/<name>/lock         held while a version is added or removed
+          lock                      shared while an image is added, exclusive while unnamed ones are removed
           tmp/                      work in progress; `sweep` empties it
 
     Any number of processes may use it at once. A file appears under its final name only when it is complete and on
@@ -98,8 +99,8 @@ class LayerStore:
         """Take over an image file that lies on the store's file system, under the next version of `name`."""
         check_name(name, "name")
         digest = "sha256:" + digest_of(image)
-        path, size = self._place(image, digest)
-        with self._locked(name) as directory:
+        with _flock(self.root / "lock", fcntl.LOCK_SH), self._locked(name) as directory:
+            path, size = self._place(image, digest)
             newest = max(self._versions(name), default=0)
             if newest and self._entry(name, newest).digest == digest:
                 return Layer(digest, path, size, name, newest)
@@ -167,9 +168,16 @@ class LayerStore:
         if wanted.digest:
             raise InvalidRequest("environment: remove names, not digests", field="environment")
         layer = self.resolve(ref)
+        with _flock(self.root / "lock", fcntl.LOCK_EX):
+            self._forget(wanted, layer)
+            self._remove_unnamed()
+
+    def _forget(self, wanted: refs.Ref, layer: Layer) -> None:
         with self._locked(wanted.name) as directory:
             for version in (layer.version,) if wanted.version else self._versions(wanted.name):
                 (directory / f"{version}.json").unlink(missing_ok=True)
+
+    def _remove_unnamed(self) -> None:
         used = {entry.digest for entry in self.list()}
         for image in self._images.glob("*.erofs"):
             if f"sha256:{image.stem}" not in used:
@@ -222,12 +230,18 @@ class LayerStore:
     def _locked(self, name: str) -> Iterator[Path]:
         directory = self._names / name
         directory.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with _flock(directory / "lock", fcntl.LOCK_EX):
             yield directory
-        finally:
-            os.close(fd)
+
+
+@contextmanager
+def _flock(path: Path, kind: int) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, kind)
+        yield
+    finally:
+        os.close(fd)
 
 
 _REMEDY = "remove it with `barchan env rm` and import it again"

@@ -105,7 +105,7 @@ class Agent:
         if request.idle_timeout is not None or request.lifetime is not None:
             changed = {k: v for k in ("idle_timeout", "lifetime") if (v := getattr(request, k)) is not None}
             spec = check_spec(_replace(row.spec, changed))
-            expires = time.time() + request.lifetime if request.lifetime is not None else row.expires
+            expires = row.created + spec.lifetime
             await self.registry.update(row.id, spec=spec, expires=expires)
         return self.get(row.id)
 

@@ -30,6 +30,9 @@ from barchan.node.channel import GuestChannel
 from barchan.wire import guest
 from barchan.wire.frames import STDIN, STDOUT, U64, Frame, FrameType, decode_data, decode_eof, decode_u64
 
+INPUT_WINDOW = 256 << 10
+"""What a guest takes of an operation's input before it says more."""
+
 _ERRNO: dict[int, type[BarchanError]] = {
     errno.ENOENT: FileMissing,
     errno.EACCES: FileDenied,
@@ -45,6 +48,20 @@ _ERRNO: dict[int, type[BarchanError]] = {
 
 class Caller(Protocol):
     def send_frame(self, type_: int, payload: bytes, stream: int = 0) -> None: ...
+
+
+class Collector:
+    """The caller of an operation whose output the node itself reads: takes everything, up to a bound."""
+
+    def __init__(self, most: int) -> None:
+        self.data = bytearray()
+        self._most = most
+
+    def send_frame(self, type_: int, payload: bytes, stream: int = 0) -> None:
+        if type_ == FrameType.DATA:
+            self.data += decode_data(payload)[1]
+            if len(self.data) > self._most:
+                raise ProtocolError("the guest's answer is too long")
 
 
 def file_error(code: int, step: str, path: bytes) -> BarchanError:
@@ -80,6 +97,7 @@ class Operation:
         self._channel, self._op = channel, op
         channel.listen(op, self.on_guest)
         channel.send(start)
+        self._caller.send_frame(FrameType.CREDIT, U64.pack(INPUT_WINDOW), STDIN)
         for frame in self._early:
             self.on_caller(frame)
         self._early.clear()

@@ -28,6 +28,10 @@ class Recorded:
     def exec_state(self, sandbox: str, exec_id: str) -> ExecState | None:
         return self._view.get(sandbox, {}).get(exec_id)
 
+    def names(self, sandbox: str) -> dict[int, str]:
+        """Ids of its commands by the seq of their begin."""
+        return {state.seq: state.id for state in self._view.get(sandbox, {}).values()}
+
     def running(self, sandbox: str) -> list[ExecState]:
         """Begun and not ended, in order of seq."""
         return [state for state in self._view.get(sandbox, {}).values() if not state.ended]

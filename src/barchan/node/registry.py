@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, Unpack, cast
 
 import apsw
@@ -123,10 +123,8 @@ class Registry:
 
         return cast(Claim, await self._submit(run))
 
-    async def update(
-        self, id: str, *, when: Collection[SandboxState] | None = None, **fields: Unpack[Fields]
-    ) -> SandboxRow:
-        """Change a row. `Conflict` if its state is none of `when`, `SandboxNotFound` if there is none.
+    async def update(self, id: str, *, when: tuple[SandboxState, ...] = (), **fields: Unpack[Fields]) -> SandboxRow:
+        """Change a row. `Conflict` if its state is none of `when` (empty: any), `SandboxNotFound` if there is none.
 
         A new `spec` keeps the secrets that there were. A row that has ended stays ended, and has no secrets any more.
         """
@@ -135,7 +133,7 @@ class Registry:
             row = self._current(id)
             if row is None:
                 raise SandboxNotFound(f"no sandbox {id} on this node")
-            if when is not None and row.state not in when:
+            if when and row.state not in when:
                 raise Conflict(f"sandbox {id} is {row.state}", field="state")
             changed = self._changed(row, fields)
             if changed.ended and not row.ended:

@@ -18,19 +18,20 @@ from barchan.errors import (
 from barchan.node import outcome
 from barchan.node.channel import GuestChannel
 from barchan.node.execution import Caller, Execution, Reader
-from barchan.node.operation import Operation
+from barchan.node.operation import Collector, Operation
 from barchan.node.recorder import Recorder
 from barchan.node.requests import encode_file
-from barchan.spec import Exec, ExecId, ExecResult, Outcome, SandboxSpec, check_exec
+from barchan.spec import Exec, ExecId, ExecResult, Outcome, ProcessInfo, SandboxSpec, check_exec
 from barchan.wire import guest
 from barchan.wire import messages as m
-from barchan.wire.frames import FrameType
+from barchan.wire.frames import STDOUT, U64, Frame, FrameType
 from barchan.wire.guest import ExecFlag, OpKind, Welcome
 
 logger = logging.getLogger(__name__)
 
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REDIALS = 3
+MOST_PROCESS_BYTES = 64 << 20
 START_SECONDS = 10.0
 """A command that does not start within this makes the node ask whether the guest still lives."""
 
@@ -264,10 +265,28 @@ class LiveSandbox:
 
     # --- files and processes
 
-    async def operate(self, request: m.OfFile | m.ListProcesses, operation: Operation) -> bytes:
-        """Run a file or process operation to its end. Returns the guest's detail."""
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """What runs inside, with the command each process came from."""
+        collected = Collector(MOST_PROCESS_BYTES)
+        operation = Operation(b"", collected)
+        operation.on_caller(Frame(FrameType.CREDIT, STDOUT, 0, U64.pack(MOST_PROCESS_BYTES)))
+        await self._operate(operation, "process.list", OpKind.PROCESSES, b"", b"", "root")
+        names = self._recorder.names(self.id)
+        cursor, found = guest.Cursor(bytes(collected.data)), []
+        while cursor.left:
+            found.append(_process_info(guest.read_process(cursor), names))
+        return tuple(found)
+
+    async def operate(self, request: m.OfFile, operation: Operation) -> bytes:
+        """Run a file operation to its end. Returns the guest's detail."""
+        kind, body = encode_file(request)
+        user = request.user if request.user is not None else self.spec.user
+        return await self._operate(operation, request.op, kind, body, request.path, user)
+
+    async def _operate(
+        self, operation: Operation, verb: str, kind: OpKind, body: bytes, path: bytes, user: str
+    ) -> bytes:
         channel = self._live_channel()
-        kind, body, path, user = self._encode(request)
 
         def send(seq: int) -> None:
             operation.begin(channel, seq, guest.start(seq, kind, user.encode(), body))
@@ -276,7 +295,7 @@ class LiveSandbox:
         error = ""
         seq = 0
         try:
-            seq = await self._recorder.begin_file(self.id, "", request.op, path, user=user, send=send)
+            seq = await self._recorder.begin_file(self.id, "", verb, path, user=user, send=send)
             return await operation.detail
         except BarchanError as failure:
             error = failure.code
@@ -292,8 +311,16 @@ class LiveSandbox:
                     self.id, seq, size=operation.size, digest=operation.digest if operation.size else b"", error=error
                 )
 
-    def _encode(self, request: m.OfFile | m.ListProcesses) -> tuple[OpKind, bytes, bytes, str]:
-        if isinstance(request, m.ListProcesses):
-            return OpKind.PROCESSES, b"", b"", "root"
-        kind, body = encode_file(request)
-        return kind, body, request.path, request.user if request.user is not None else self.spec.user
+
+def _process_info(process: guest.GuestProcess, names: dict[int, str]) -> ProcessInfo:
+    """`names`: ids of commands by the guest's operation ids."""
+    exec_id = names.get(process.op)
+    return ProcessInfo(
+        pid=process.pid,
+        ppid=process.ppid,
+        uid=process.uid,
+        state=process.state,
+        rss=process.rss,
+        argv=process.argv,
+        exec_id=ExecId(exec_id) if exec_id is not None else None,
+    )

@@ -16,7 +16,7 @@ from barchan.errors import BarchanError, InvalidRequest, ProtocolError, from_bod
 from barchan.node.agent import Agent
 from barchan.node.execution import Execution, Reader
 from barchan.node.operation import Operation
-from barchan.spec import ExecId, ExecResult, FileStat
+from barchan.spec import ExecId, ExecResult, FileStat, ProcessInfo
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
@@ -97,6 +97,7 @@ class Server:
             m.SignalExec: self._signal,
             m.CancelExec: self._cancel,
             m.ListExecs: self._execs,
+            m.ListProcesses: self._processes,
             m.StatFile: self._stat,
         }
 
@@ -110,8 +111,9 @@ class Server:
         verb = self._verbs.get(type(request))
         if verb is not None:
             return m.pack(await verb(request, call))
-        if isinstance(request, m.OfFile | m.ListProcesses):
-            return m.pack(await self._operate(request, call) and None)
+        if isinstance(request, m.OfFile):
+            await self._operate(request, call)
+            return m.pack(None)
         raise InvalidRequest(f"{request.op} is not for a node", field="op")
 
     async def _attach(self, request: m.AttachExec, call: Incoming) -> bytes:
@@ -169,9 +171,11 @@ class Server:
             target=entry.target,
         )
 
-    async def _operate(self, request: m.OfFile | m.ListProcesses, call: Incoming) -> bytes:
-        path = request.path if isinstance(request, m.OfFile) else b""
-        operation = Operation(path, call)
+    async def _processes(self, request: m.ListProcesses, call: Incoming) -> tuple[ProcessInfo, ...]:
+        return await self._agent.live(request.sandbox).processes()
+
+    async def _operate(self, request: m.OfFile, call: Incoming) -> bytes:
+        operation = Operation(request.path, call)
         call.on_frame = operation.on_caller
         return await self._agent.live(request.sandbox).operate(request, operation)
 

@@ -27,7 +27,7 @@ from barchan.wire.streams import CallStreams, Taking
 T = TypeVar("T")
 TRANSIENT = (ApiUnavailable, NodeUnavailable)
 """What may be tried again when the request allows it."""
-_FIRST_DELAY, _MOST_DELAY = 0.05, 2.0
+_FIRST_DELAY, _MOST_DELAY = 0.05, 1.0
 _HEARTBEAT = 30.0
 _CLOSE_WAIT = 2.0
 
@@ -71,13 +71,13 @@ class Connection:
         self._link: Link | None = None
         self._dialling: _compat.Task[Link] | None = None
         self._worked = False
-        self._closed = False
+        self.closed = False
 
     async def link(self) -> Link:
         """The live link. Concurrent callers share one attempt to open it."""
         if self._link is not None and self._link.lost is None:
             return self._link
-        if self._closed:
+        if self.closed:
             raise ApiUnavailable("the client is closed")
         if self._dialling is None or self._dialling.done():
             self._dialling = _compat.spawn(self._dial(), self.tasks)
@@ -85,7 +85,7 @@ class Connection:
 
     async def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
-        self._closed = True
+        self.closed = True
         if self._outbox is not None:
             self._outbox.close()
         await _compat.ended({task for task in self.tasks if task.get_name() == "sender"}, _CLOSE_WAIT)
@@ -104,7 +104,7 @@ class Connection:
             try:
                 return await attempt(await self.link())
             except TRANSIENT as error:
-                if self._closed or not self._worked:
+                if self.closed or not self._worked:
                     raise
                 await patience.wait(error)
 
@@ -138,7 +138,7 @@ class Connection:
         payload = pack_call(request)
         if self._link is not None and self._link.lost is None:
             self._link.call(payload)
-        elif not self._closed:
+        elif not self.closed:
             _compat.spawn(self._post_later(payload), self.tasks)
 
     async def _post_later(self, payload: bytes) -> None:

@@ -95,7 +95,7 @@ class ExecCall:
                     result = await self._once()
                 except TRANSIENT as error:
                     self.streams.detach()
-                    if not self._asked:
+                    if not self._asked or self._connection.closed:
                         raise
                     await self._patience.wait(error)
                 else:

@@ -55,6 +55,7 @@ class ProcessOutput:
             yield chunk
 
     def let_go(self) -> None:
+        """Unless somebody reads it, keep only its beginning from here on. `wait()` does this."""
         if not self._touched:
             self._receiver.take(Taking.PREFIX)
 

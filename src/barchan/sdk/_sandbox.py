@@ -7,13 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Self
 
-from barchan.errors import BarchanError, ProtocolError
+from barchan.errors import BarchanError
 from barchan.sdk._connection import Connection
 from barchan.sdk._exec import Command, CompletedExec, Input, Text, run_exec, to_argv, to_bytes, to_env
 from barchan.sdk._files import Files
 from barchan.sdk._process import Process, begin
 from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo
-from barchan.wire.guest import Cursor, GuestProcess, read_process
 from barchan.wire.ids import new_exec_id
 from barchan.wire.messages import (
     GetSandbox,
@@ -155,10 +154,7 @@ class Sandbox:
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         """What runs inside, ids as seen inside."""
-        cursor, found = Cursor(await self._connection.fetch(ListProcesses(sandbox=self.id))), []
-        while cursor.left:
-            found.append(_process_of(read_process(cursor)))
-        return tuple(found)
+        return unpack(await self._ask(ListProcesses(sandbox=self.id), retry=True), tuple[ProcessInfo, ...])
 
     async def stop(self) -> SandboxInfo:
         """End it with everything inside. Idempotent."""
@@ -179,17 +175,3 @@ class Sandbox:
 
     async def _ask(self, request: Request, *, retry: bool) -> bytes:
         return await self._connection.request(request, retry=retry, timeout=self._timeout)
-
-
-def _process_of(process: GuestProcess) -> ProcessInfo:
-    if not process.state.isascii():
-        raise ProtocolError("process in no known state")
-    return ProcessInfo(
-        pid=process.pid,
-        ppid=process.ppid,
-        uid=process.uid,
-        state=process.state,
-        rss=process.rss,
-        argv=process.argv,
-        exec_id=None,
-    )

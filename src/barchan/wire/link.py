@@ -301,6 +301,7 @@ class Outbox:
         self._most = most
         self._chunks: deque[bytes] = deque()
         self._size = 0
+        self._overflowed = False
         self._closed = False
         self._wake: asyncio.Future[None] | None = None
 
@@ -311,7 +312,10 @@ class Outbox:
     def write(self, data: bytes) -> None:
         """Never blocks and never raises: a peer that does not read makes `run` fail."""
         self._size += len(data)
-        if self._size <= self._most:
+        if self._size > self._most:
+            self._overflowed = True
+            self._chunks.clear()
+        else:
             self._chunks.append(data)
         self._notify()
 
@@ -324,11 +328,11 @@ class Outbox:
         """Send until closed. Raises `ApiUnavailable` when more than `most` bytes wait, and what `send` raises."""
         while True:
             while self._chunks:
-                if self._size > self._most:
-                    raise ApiUnavailable(f"the peer left {self._size} bytes unread")
                 message = self._message()
                 await self._send(message)
                 self._size -= len(message)
+            if self._overflowed:
+                raise ApiUnavailable(f"the peer left more than {self._most} bytes unread")
             if self._closed:
                 return
             self._wake = asyncio.get_running_loop().create_future()

@@ -18,6 +18,7 @@ from barchan.spec import (
     ExecResult,
     FileStat,
     NodeInfo,
+    ProcessInfo,
     SandboxInfo,
     SandboxSpec,
 )
@@ -163,9 +164,8 @@ class ListExecs(OfSandbox, frozen=True, kw_only=True):
 
 
 class ListProcesses(OfSandbox, frozen=True, kw_only=True):
-    """Stream 1: processes as in the guest protocol."""
-
     op = "process.list"
+    answer = tuple[ProcessInfo, ...]
 
 
 class OfFile(OfSandbox, frozen=True, kw_only=True):

@@ -1,0 +1,69 @@
+"""Prints docs/reference/seccomp.md from the lists beside this file:
+
+python native/seccomp/document.py > docs/reference/seccomp.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+HEAD = """\
+# System calls in a container
+
+Made by `native/seccomp/document.py` from the lists in `native/seccomp/`; a test keeps the two in step. The filter is compiled
+at build time by libseccomp (`native/seccomp/generate.c`) and set on the first process of every container before it runs, so it
+holds for everything inside. It is one BPF program with a binary tree, about ten steps per call.
+
+| answer | to what |
+|---|---|
+| allowed | the calls of the first list, with the limits on arguments below |
+| `EPERM` | the calls of the second list, whatever their arguments |
+| `ENOSYS` | everything else, calls newer than the lists included, so that libraries fall back. `clone3` is one: its flags lie in memory, which a filter cannot read |
+| killed by `SIGSYS` | a call through another ABI (i386, x32) |
+
+## Limits on arguments
+
+| call | limit |
+|---|---|
+| `clone`, `unshare` | a flag that makes a namespace: `EPERM` |
+| `socket` | `AF_UNIX`, `AF_INET`, `AF_INET6`, `AF_NETLINK` with `NETLINK_ROUTE`. Other families (vsock, packet, key, alg …): `EAFNOSUPPORT`; other netlink protocols: `EPROTONOSUPPORT` |
+| `ioctl` | `EPERM` for `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`, `FIFREEZE`, `FITHAW`, `FITRIM`, `XFS_IOC_SWAPEXT`, making or destroying btrfs subvolumes, `FS_IOC_SETFLAGS`, `FS_IOC_FSSETXATTR`, encryption policies, fs-verity. Compared in 32 bits, as the kernel reads it |
+| `personality` | `PER_LINUX`, `PER_LINUX32`, each with `UNAME26`; `ADDR_NO_RANDOMIZE`; the query `0xffffffff`. Others: `ENOSYS` |
+
+A sandbox that was asked to be debuggable gets the third list as well.
+"""
+
+
+def paragraphs(name: str) -> Iterator[tuple[str, list[str]]]:
+    """(comment, calls) of each paragraph of a list; the head of the file is not one."""
+    for block in (HERE / name).read_text().split("\n\n"):
+        lines = block.strip().splitlines()
+        calls = [line for line in lines if not line.startswith("#")]
+        if calls:
+            yield " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#")), calls
+
+
+def section(title: str, name: str) -> Iterator[str]:
+    yield f"\n## {title}\n"
+    for comment, calls in paragraphs(name):
+        if comment:
+            yield f"\n{comment}\n"
+        yield f"\n{', '.join(f'`{call}`' for call in calls)}\n"
+
+
+def page() -> str:
+    parts = [HEAD]
+    for title, name in (
+        ("Allowed", "allow.txt"),
+        ("Refused with EPERM", "refuse.txt"),
+        ("For debugging", "ptrace.txt"),
+    ):
+        parts += section(title, name)
+    return "".join(parts).replace("\n\n\n", "\n\n")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

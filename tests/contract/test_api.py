@@ -1,0 +1,614 @@
+"""The HTTP API over real sockets, with a scripted node behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from barchan.api.app import make_app
+from barchan.api.auth import Auth
+from barchan.api.listen import Opened, bind_unix
+from barchan.api.routes import ROUTES
+from barchan.config import ApiConfig, Layout
+from barchan.control.dispatch import Dispatch
+from barchan.control.nodes import Nodes
+from barchan.errors import Conflict, InvalidRequest, tree
+from barchan.spec import SandboxInfo
+from barchan.wire import messages as m
+from barchan.wire.frames import FrameReader, FrameType, encode
+from tests.contract.api_site import TOKEN, Http, Site, http, site
+from tests.contract.fake_node import FakeNode
+
+SPEC = {"environment": {"base": "debian-12"}}
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+async def node(place: Site) -> AsyncIterator[FakeNode]:
+    async with place.node() as it:
+        yield it
+
+
+@pytest.fixture
+async def ask(place: Site) -> AsyncIterator[Http]:
+    async with http(place.url) as it:
+        yield it
+
+
+@pytest.fixture
+async def sandbox(node: FakeNode, ask: Http) -> str:
+    status, info = await ask("POST", "/v1/sandboxes", SPEC)
+    assert status == 201
+    return str(info["id"])
+
+
+# who may ask
+
+
+async def test_the_socket_needs_no_token(place: Site, node: FakeNode) -> None:
+    async with http("http://barchan", token=None, unix=place.layout.api_socket) as ask:
+        assert (await ask("GET", "/v1/sandboxes")) == (200, [])
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong-token-0123"}, {"Authorization": TOKEN}])
+async def test_tcp_needs_the_token(place: Site, node: FakeNode, headers: dict[str, str]) -> None:
+    async with http(place.url, token=None) as ask:
+        for method, path in (("GET", "/v1/sandboxes"), ("GET", "/v1/connect"), ("GET", "/v1/openapi.json")):
+            status, body = await ask(method, path, headers=headers)
+            assert (status, body["code"], body["party"]) == (401, "unauthenticated", "caller")
+            assert TOKEN not in str(body)
+
+
+async def test_tcp_with_the_token(ask: Http, node: FakeNode) -> None:
+    assert (await ask("GET", "/v1/sandboxes")) == (200, [])
+
+
+async def test_health_needs_no_token(place: Site) -> None:
+    async with http(place.url, token=None) as ask:
+        status, body = await ask("GET", "/v1/health")
+    assert (status, body["status"]) == (200, "ok")
+
+
+async def test_sockets_are_private(place: Site) -> None:
+    for path in (place.layout.api_socket, place.layout.node_socket):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("uid", [1234])
+async def test_another_user_at_the_socket_needs_the_token(place: Site, node: FakeNode, uid: int) -> None:
+    """The socket's mode keeps others out; should one come through a shared descriptor, the kernel tells who."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: takes another user's identity")
+    # The peer's credentials are those at connect time.
+    client = await asyncio.to_thread(_connect_as, uid, place)
+    client.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=client)
+    writer.write(b"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert b" 401 " in answer.split(b"\r\n")[0]
+
+
+def _connect_as(uid: int, place: Site) -> socket.socket:
+    """Connect from a child with that identity and pass the connection back."""
+    for path in (place.data, place.layout.run, place.layout.api_socket):
+        path.chmod(0o777)
+    for parent in place.data.parents[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(str(place.layout.api_socket))
+            socket.send_fds(theirs, [b"x"], [sock.fileno()])
+        finally:
+            os._exit(0)
+    theirs.close()
+    _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+    os.waitpid(child, 0)
+    ours.close()
+    assert fds, "the child could not connect"
+    return socket.socket(fileno=fds[0])
+
+
+# opening
+
+
+def config(data: Path, **options: Any) -> ApiConfig:
+    (data / "token").write_text(TOKEN)
+    return ApiConfig(layout=Layout(data), **options)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_plaintext_beyond_loopback_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(InvalidRequest, match="plaintext") as caught:
+        Opened(config(tmp_path, listen=(host, 0)))
+    assert caught.value.field == "listen"
+    assert "--tls-cert" in caught.value.hint
+
+
+def test_plaintext_beyond_loopback_can_be_forced(tmp_path: Path) -> None:
+    with Opened(config(tmp_path, listen=("0.0.0.0", 0), insecure=True)) as opened:
+        assert opened.url.startswith("http://0.0.0.0:")
+
+
+def test_tcp_without_a_token_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Opened(ApiConfig(layout=Layout(tmp_path), listen=("127.0.0.1", 0)))
+    assert caught.value.field == "token"
+
+
+def test_half_a_tls_setting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Opened(config(tmp_path, listen=("127.0.0.1", 0), tls_cert=tmp_path / "cert"))
+    assert caught.value.field == "tls_cert"
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    bind_unix(path).close()
+    with bind_unix(path) as live:
+        live.listen()
+        with pytest.raises(Conflict):
+            bind_unix(path)
+    path.unlink()
+    path.write_text("precious")
+    with pytest.raises(Conflict):
+        bind_unix(path)
+    assert path.read_text() == "precious"
+
+
+# errors
+
+
+@pytest.mark.parametrize("code", sorted(cls.code for cls in tree()))
+async def test_every_error_of_a_node_arrives_with_its_status(ask: Http, node: FakeNode, code: str) -> None:
+    cls = next(c for c in tree() if c.code == code)
+    status, body = await ask("POST", "/v1/sandboxes", {**SPEC, "labels": {"fail": code}})
+    assert status == cls.status
+    assert body["code"] == code
+    assert body.get("retry", False) == cls.retry
+    assert body.get("party", "platform") == cls.party
+    if code != "admission_refused":  # that one becomes a refusal by all nodes
+        assert (body["phase"], body["field"], body["hint"]) == ("mount", "a.field", "a hint")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({**SPEC, "memroy": 1}, "memroy"),
+        ({**SPEC, "limits": {"memory": -1}}, "limits.memory"),
+        ({**SPEC, "limits": {"memory": "1g"}}, "limits.memory"),
+        ({**SPEC, "limits": {"ram": 1}}, "limits.ram"),
+        ({**SPEC, "workdir": "/a\0b"}, "workdir"),
+        ({**SPEC, "env": {"A": "x\0y"}}, "env"),
+        ({**SPEC, "user": "a\0b"}, "user"),
+        ({**SPEC, "lifetime": -1}, "lifetime"),
+        ({"environment": {"base": "../etc"}}, "environment.base"),
+        ({"environment": {"base": "a..b"}}, "environment.base"),
+        ({**SPEC, "backend": "quantum"}, "backend"),
+        ({**SPEC, "hostname": "-"}, "hostname"),
+    ],
+)
+async def test_a_wrong_field_is_named(ask: Http, node: FakeNode, body: Any, field: str) -> None:
+    status, answer = await ask("POST", "/v1/sandboxes", body)
+    assert (status, answer["code"], answer["field"]) == (400, "invalid_request", field)
+    assert not node.sandboxes
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"argv": ["a\0b"]}, "argv"),
+        ({"argv": []}, "argv"),
+        ({}, "argv"),
+        ({"argv": ["x"], "cmd": "x"}, "argv"),
+        ({"cmd": "x", "timeout": -1}, "timeout"),
+        ({"cmd": "x", "grace": -1}, "grace"),
+        ({"cmd": "x", "cwd": "/\0"}, "cwd"),
+        ({"cmd": "x", "env": {"A=B": "c"}}, "env"),
+        ({"cmd": "x", "output_limit": 1 << 40}, "output_limit"),
+        ({"cmd": "x", "id": "../x"}, "id"),
+        ({"cmd": "x", "stdin": "a", "stdin_base64": "YQ=="}, "stdin"),
+        ({"cmd": "x", "shell": True}, "shell"),
+    ],
+)
+async def test_a_wrong_field_of_a_command_is_named(
+    ask: Http, node: FakeNode, sandbox: str, body: Any, field: str
+) -> None:
+    status, answer = await ask("POST", f"/v1/sandboxes/{sandbox}/exec", body)
+    assert (status, answer["code"], answer["field"]) == (400, "invalid_request", field)
+    assert not node.commands[sandbox]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/sandboxes", 404),
+        ("PATCH", "/v1/sandboxes", 405),
+        ("GET", "/v1/connect", 400),
+        ("GET", "/v1/sandboxes/not-an-id", 400),
+        ("GET", "/v1/sandboxes/n1-aaaaaaaaaaaa", 404),
+        ("GET", "/v1/sandboxes/elsewhere-aaaaaaaaaaaa", 404),
+        ("GET", "/v1/sandboxes?colour=red", 400),
+        ("GET", "/v1/sandboxes?label=red", 400),
+    ],
+)
+async def test_wrong_requests_get_typed_answers(ask: Http, node: FakeNode, method: str, path: str, status: int) -> None:
+    got, body = await ask(method, path)
+    assert got == status
+    assert body["party"] == "caller"
+
+
+async def test_what_is_not_json_is_refused(ask: Http, node: FakeNode) -> None:
+    for data in (b"{", b"\xff", b'{"environment": {"base": "\\ud800"}}'):
+        status, body = await ask("POST", "/v1/sandboxes", data)
+        assert (status, body["code"]) == (400, "invalid_request")
+    status, body = await ask("POST", "/v1/sandboxes", b"a=b", headers={"Content-Type": "text/plain"})
+    assert (status, body["field"]) == (400, "Content-Type")
+
+
+async def test_a_large_body_is_refused(ask: Http, node: FakeNode) -> None:
+    status, body = await ask("POST", "/v1/sandboxes", b" " * (9 << 20))
+    assert (status, body["code"]) == (413, "invalid_request")
+
+
+async def test_garbage_instead_of_http_gets_json(place: Site, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(place.layout.api_socket))
+    writer.write(b"GET / HTTP/9.x\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b" 400 " in head.split(b"\r\n")[0]
+    assert b'"code":"invalid_request"' in body
+
+
+async def test_an_unexpected_exception_shows_no_inside(
+    ask: Http, node: FakeNode, sandbox: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scripted node has no such program, which is a fault of its own that it did not foresee."""
+    node.sandboxes[sandbox] = None  # type: ignore[assignment]
+    status, body = await ask("GET", f"/v1/sandboxes/{sandbox}")
+    assert (status, body["code"]) == (500, "protocol_error")
+    assert "Traceback" not in str(body)
+
+
+# sandboxes
+
+
+async def test_the_life_of_a_sandbox(ask: Http, node: FakeNode) -> None:
+    status, info = await ask("POST", "/v1/sandboxes", {**SPEC, "labels": {"job": "7"}})
+    assert status == 201
+    path = f"/v1/sandboxes/{info['id']}"
+    assert (await ask("GET", path)) == (200, info)
+    assert (await ask("GET", "/v1/sandboxes?label=job=7")) == (200, [info])
+    assert (await ask("GET", "/v1/sandboxes?label=job=8")) == (200, [])
+    status, renewed = await ask("POST", f"{path}/renew", {"lifetime": 10})
+    assert renewed["expires"] == pytest.approx(info["created"] + 10)
+    for _ in range(2):
+        status, stopped = await ask("DELETE", path)
+        assert (status, stopped["state"]) == (200, "stopped")
+
+
+async def test_a_key_answers_with_the_same_sandbox(ask: Http, place: Site, node: FakeNode) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    async with place.node("n2"):
+        answers = [await ask("POST", "/v1/sandboxes", SPEC, headers=headers) for _ in range(8)]
+    assert {info["id"] for _, info in answers} == {answers[0][1]["id"]}
+    status, body = await ask("POST", "/v1/sandboxes", {**SPEC, "user": "bob"}, headers=headers)
+    assert (status, body["code"]) == (409, "conflict")
+
+
+async def test_a_key_is_known_after_the_api_started_again(tmp_path: Path) -> None:
+    place, headers = Site(tmp_path), {"Idempotency-Key": "k1"}
+    await place.start()
+    async with place.node("n1") as one, place.node("n2") as two:
+        async with http(place.url) as ask:
+            _, first = await ask("POST", "/v1/sandboxes", SPEC, headers=headers)
+        one.drop()
+        two.drop()
+        await place.stop()
+        await place.start()
+        await one.dial()
+        await two.dial()
+        async with http(place.url) as ask:
+            _, second = await ask("POST", "/v1/sandboxes", SPEC, headers=headers)
+    await place.stop()
+    assert first == second
+
+
+async def test_a_refusing_node_is_passed_over(ask: Http, place: Site, node: FakeNode) -> None:
+    node.refuse = "no memory"
+    async with place.node("n2") as other:
+        for _ in range(8):
+            status, _ = await ask("POST", "/v1/sandboxes", SPEC)
+            assert status == 201
+        assert len(other.sandboxes) == 8
+        other.refuse = "full"
+        status, body = await ask("POST", "/v1/sandboxes", SPEC)
+    assert (status, body["code"], body["retry"]) == (429, "admission_refused", True)
+    assert "n1: no memory" in body["message"] and "n2: full" in body["message"]
+
+
+async def test_without_a_node(ask: Http) -> None:
+    status, body = await ask("POST", "/v1/sandboxes", SPEC)
+    assert (status, body["code"], body["retry"]) == (503, "node_unavailable", True)
+
+
+async def test_a_node_that_is_away_is_waited_for(ask: Http, node: FakeNode, sandbox: str) -> None:
+    node.drop()
+    status, body = await ask("GET", f"/v1/sandboxes/{sandbox}")
+    assert (status, body["code"], body["retry"]) == (503, "node_unavailable", True)
+    waiting = asyncio.create_task(ask("GET", f"/v1/sandboxes/{sandbox}"))
+    await asyncio.sleep(0)
+    await node.dial()
+    assert (await waiting)[0] == 200
+
+
+async def test_a_node_lost_during_a_call(ask: Http, node: FakeNode) -> None:
+    node.create_gate = asyncio.Event()
+    creating = asyncio.create_task(ask("POST", "/v1/sandboxes", SPEC))
+    await node.wait_for(m.CreateSandbox)
+    node.drop()
+    status, body = await creating
+    assert (status, body["code"], body["retry"]) == (503, "node_unavailable", True)
+
+
+async def test_a_node_that_dials_again_replaces_itself(ask: Http, node: FakeNode, sandbox: str) -> None:
+    old = node._protocol
+    await node.dial()
+    assert old is not None and old.link is not node._protocol.link  # type: ignore[union-attr]
+    assert (await ask("GET", f"/v1/sandboxes/{sandbox}"))[0] == 200
+    _, nodes = await ask("GET", "/v1/nodes")
+    assert [n["name"] for n in nodes] == ["n1"]
+
+
+async def test_environments_of_all_nodes_once(ask: Http, place: Site, node: FakeNode) -> None:
+    async with place.node("n2"):
+        _, found = await ask("GET", "/v1/environments")
+    assert [(e["name"], e["version"]) for e in found] == [("debian-12", 3)]
+
+
+# commands and files
+
+
+async def test_a_command(ask: Http, node: FakeNode, sandbox: str) -> None:
+    status, result = await ask("POST", f"/v1/sandboxes/{sandbox}/exec", {"argv": ["echo", "hi"]})
+    assert status == 200
+    assert (result["outcome"], result["exit_code"], result["stdout"]) == ("exited", 0, "hi\n")
+    _, result = await ask("POST", f"/v1/sandboxes/{sandbox}/exec", {"cmd": "exit 3"})
+    assert (result["exit_code"], result["stderr"]) == (3, "failing\n")
+    _, history = await ask("GET", f"/v1/sandboxes/{sandbox}/exec")
+    assert [record["argv"] for record in history] == [["echo", "hi"], ["/bin/sh", "-c", "exit 3"]]
+
+
+async def test_exact_bytes_of_a_command(ask: Http, node: FakeNode, sandbox: str) -> None:
+    data = bytes(range(256)) * 3000
+    body = {"argv": ["cat"], "stdin_base64": base64.b64encode(data).decode()}
+    _, result = await ask("POST", f"/v1/sandboxes/{sandbox}/exec", body)
+    assert base64.b64decode(result["stdout_base64"]) == data
+    assert "�" in result["stdout"]
+
+
+async def test_the_same_id_is_the_same_command(ask: Http, node: FakeNode, sandbox: str) -> None:
+    body = {"argv": ["echo", "hi"], "id": "mine"}
+    first = await ask("POST", f"/v1/sandboxes/{sandbox}/exec", body)
+    assert await ask("POST", f"/v1/sandboxes/{sandbox}/exec", body) == first
+    status, _ = await ask("POST", f"/v1/sandboxes/{sandbox}/exec", {"argv": ["echo", "no"], "id": "mine"})
+    assert status == 409
+    assert len(node.commands[sandbox]) == 1
+
+
+async def test_a_signal(ask: Http, node: FakeNode, sandbox: str) -> None:
+    path = f"/v1/sandboxes/{sandbox}/exec"
+    running = asyncio.create_task(ask("POST", path, {"cmd": "sleep", "id": "s1"}))
+    await node.wait_for(m.StartExec)
+    assert (await ask("POST", f"{path}/s1/signal", {"signal": 15}))[0] == 200
+    _, result = await running
+    assert (result["outcome"], result["exit_code"]) == ("signaled", 143)
+    status, body = await ask("POST", f"{path}/s1/signal", {"signal": 65})
+    assert (status, body["field"]) == (400, "signal")
+    status, body = await ask("POST", f"{path}/nope/signal", {"signal": 9})
+    assert (status, body["code"]) == (404, "exec_not_found")
+
+
+async def test_files(ask: Http, node: FakeNode, sandbox: str) -> None:
+    path, data = f"/v1/sandboxes/{sandbox}/files", os.urandom(3_000_000)
+    status, _ = await ask("PUT", f"{path}?path=/d/a&mode=755", data, headers={"Content-Type": "text/x"})
+    assert status == 200
+    assert node.modes[b"/d/a"] == 0o755
+    async with ask.raw("GET", f"{path}?path=/d/a") as reply:
+        assert (reply.status, reply.content_type) == (200, "application/octet-stream")
+        assert await reply.read() == data
+    _, found = await ask("GET", f"{path}/list?path=/d")
+    assert [(entry["path"], entry["kind"], entry["size"]) for entry in found] == [("a", "file", len(data))]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "field"),
+    [("", 400, "path"), ("?path=/missing", 404, ""), ("?path=%00", 400, "path"), ("?path=/x&way=up", 400, "way")],
+)
+async def test_files_that_cannot_be_read(
+    ask: Http, node: FakeNode, sandbox: str, query: str, status: int, field: str
+) -> None:
+    got, body = await ask("GET", f"/v1/sandboxes/{sandbox}/files{query}")
+    assert (got, body.get("field", "")) == (status, field)
+
+
+# the WebSocket
+
+
+async def test_web_pages_are_refused(place: Site, node: FakeNode) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(place.layout.api_socket))) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect("http://barchan/v1/connect", origin="http://evil.example")
+    assert caught.value.status == 400
+
+
+class Raw:
+    """A client that sends what it likes."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self._reader = FrameReader()
+        self._frames: list[Any] = []
+
+    async def frame(self) -> Any:
+        while not self._frames:
+            message = await self.socket.receive()
+            assert message.type == aiohttp.WSMsgType.BINARY, message
+            self._frames.extend(self._reader.feed(message.data))
+        return self._frames.pop(0)
+
+    async def call(self, id_: int, payload: bytes) -> Any:
+        await self.socket.send_bytes(encode(FrameType.CALL, id_, payload))
+        return await self.frame()
+
+
+@pytest.fixture
+async def raw(place: Site, node: FakeNode) -> AsyncIterator[Raw]:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(place.layout.api_socket))) as session,
+        session.ws_connect("http://barchan/v1/connect") as socket,
+    ):
+        yield Raw(socket)
+
+
+async def test_a_client_cannot_play_a_node(raw: Raw, node: FakeNode) -> None:
+    hello = m.Hello(info=node.info())
+    frame = await raw.call(1, m.pack_call(hello))
+    assert frame.type == FrameType.ERROR
+    assert b"not for clients" in frame.payload
+
+
+@pytest.mark.parametrize(
+    ("payload", "word"),
+    [
+        (b"\xc1", b"msgpack"),
+        (m.pack(("no.such", {})), b"unknown operation"),
+        (m.pack(("sandbox.get", {"sandbox": "n1-aaaaaaaaaaaa", "x": 1})), b"unknown field"),
+        (m.pack(("exec.attach", {"sandbox": "n1-aaaaaaaaaaaa", "id": "x", "stdout_offset": -1})), b"stdout_offset"),
+        (m.pack(("file.list", {"sandbox": "n1-aaaaaaaaaaaa", "path": b"/", "depth": 0})), b"depth"),
+        (m.pack(("file.rename", {"sandbox": "n1-aaaaaaaaaaaa", "path": b"/a", "target": b"\0"})), b"target"),
+    ],
+)
+async def test_wrong_calls_are_refused_before_any_node(raw: Raw, node: FakeNode, payload: bytes, word: bytes) -> None:
+    frame = await raw.call(1, payload)
+    assert frame.type == FrameType.ERROR
+    assert word in frame.payload
+    assert not [call for call in node.calls if not isinstance(call, m.Hello)]
+
+
+async def test_an_error_code_from_the_future_is_passed_on(
+    raw: Raw, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.sandboxes["n1-aaaaaaaaaaaa"] = None  # type: ignore[assignment]
+    payload = m.pack({"code": "from_the_future", "message": "new", "party": "node", "extra": 1})
+
+    async def answer(call: Any, request: Any) -> SandboxInfo:
+        from barchan.wire.link import Answered
+
+        raise Answered(payload)
+
+    monkeypatch.setattr(node, "_sandbox_get", answer)
+    frame = await raw.call(1, m.pack_call(m.GetSandbox(sandbox="n1-aaaaaaaaaaaa")))
+    assert (frame.type, frame.payload) == (FrameType.ERROR, payload)
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 64, encode(FrameType.HELLO, 1), encode(FrameType.CALL, 2)])
+async def test_a_broken_frame_ends_the_connection_alone(raw: Raw, ask: Http, data: bytes) -> None:
+    await raw.socket.send_bytes(data)
+    message = await raw.socket.receive()
+    assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+    assert (await ask("GET", "/v1/health"))[0] == 200
+
+
+async def test_text_ends_the_connection(raw: Raw) -> None:
+    await raw.socket.send_str("hello")
+    assert (await raw.socket.receive()).type == aiohttp.WSMsgType.CLOSE
+
+
+async def test_too_large_a_message_ends_the_connection(raw: Raw) -> None:
+    with contextlib.suppress(ConnectionError):
+        await raw.socket.send_bytes(bytes(5 << 20))
+    assert (await raw.socket.receive()).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+
+
+# the node socket
+
+
+async def test_a_node_may_only_say_hello(node: FakeNode) -> None:
+    assert node._protocol is not None
+    call = node._protocol.link.call(m.pack_call(m.ListEnvironments()))
+    with pytest.raises(InvalidRequest, match="hello"):
+        await call.answer
+
+
+async def test_a_node_with_a_bad_name_is_refused(place: Site) -> None:
+    with pytest.raises(InvalidRequest):
+        await place.node("../n1").dial()
+
+
+async def test_a_hello_again_updates_the_view(ask: Http, node: FakeNode) -> None:
+    node.capacity = 3
+    await node.hello()
+    _, nodes = await ask("GET", "/v1/nodes")
+    assert nodes[0]["capacity"] == 3
+
+
+async def test_creates_are_spread_before_any_hello(place: Site, ask: Http, node: FakeNode) -> None:
+    async with place.node("n2") as other:
+        for _ in range(20):
+            await ask("POST", "/v1/sandboxes", SPEC)
+        assert abs(len(node.sandboxes) - len(other.sandboxes)) <= 1
+
+
+# the document
+
+
+async def test_openapi_lists_exactly_the_routes(ask: Http) -> None:
+    _, document = await ask("GET", "/v1/openapi.json")
+    app = make_app(Dispatch(Nodes(0.1)), Auth(None))
+    served = {
+        (route.method, route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    listed = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
+    assert listed == served == {(route.method, route.path) for route in ROUTES}
+
+
+async def test_openapi_refers_only_to_what_it_defines(ask: Http) -> None:
+    _, document = await ask("GET", "/v1/openapi.json")
+    names = set(document["components"]["schemas"])
+    used = set(_references(document))
+    assert used <= {f"#/components/schemas/{name}" for name in names}
+    assert {"SandboxSpec", "SandboxInfo", "ErrorBody", "ExecBody", "ExecAnswer"} <= names
+    operations = [one["operationId"] for path in document["paths"].values() for one in path.values()]
+    assert len(set(operations)) == len(operations)
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for item in value.values() for found in _references(item)]
+    if isinstance(value, list):
+        return [found for item in value for found in _references(item)]
+    return []

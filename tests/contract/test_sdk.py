@@ -1,0 +1,767 @@
+"""The SDK through a real API on real sockets, with a scripted node behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from barchan.errors import (
+    AdmissionRefused,
+    ApiUnavailable,
+    BarchanError,
+    CommandFailed,
+    Conflict,
+    ExecNotFound,
+    FileFailure,
+    FileMissing,
+    InvalidRequest,
+    NodeUnavailable,
+    ProtocolError,
+    RequestTimeout,
+    SandboxNotFound,
+    Unauthenticated,
+    tree,
+)
+from barchan.sdk import Client, Sandbox
+from barchan.sdk._address import find_address
+from barchan.spec import EnvironmentRef, Limits
+from barchan.wire import messages as m
+from barchan.wire.guest import Cursor, Entry, blob, encode_entry
+from tests.contract.api_site import TOKEN, Site, site
+from tests.contract.fake_node import FakeNode
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+async def node(place: Site) -> AsyncIterator[FakeNode]:
+    async with place.node() as it:
+        yield it
+
+
+@pytest.fixture
+async def client(place: Site) -> AsyncIterator[Client]:
+    async with place.client() as it:
+        yield it
+
+
+@pytest.fixture
+async def sandbox(node: FakeNode, client: Client) -> Sandbox:
+    return await client.create("debian-12")
+
+
+# where the API is
+
+
+def test_where_the_api_is() -> None:
+    environ = {"BARCHAN_URL": "https://far:1", "BARCHAN_TOKEN": "t"}
+    assert str(find_address(None, None, None, {})) == "unix:/var/lib/barchan/run/api.sock"
+    assert find_address(None, None, None, environ)[:3] == ("https://far:1", "", "t")
+    assert str(find_address(None, None, "/d", environ)) == "unix:/d/run/api.sock"
+    assert str(find_address("unix:/s", None, None, environ)) == "unix:/s"
+    assert find_address("http://h:1/", "own", None, environ)[:3] == ("http://h:1", "", "own")
+
+
+@pytest.mark.parametrize("url", ["h:1", "ftp://h", "http://h/path", "unix:relative", "http://"])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        find_address(url, None, None, {})
+    assert caught.value.field == "url"
+
+
+async def test_no_api_fails_at_once(tmp_path: Path) -> None:
+    async with Client(data=tmp_path) as client:
+        with pytest.raises(ApiUnavailable, match="no API") as caught:
+            await client.list()
+    assert caught.value.hint == "barchan up"
+
+
+async def test_over_tcp(place: Site, node: FakeNode) -> None:
+    async with Client(place.url, TOKEN) as client:
+        assert (await (await client.create("debian-12")).run("echo hi")).text == "hi\n"
+    for token in ("", "wrong-token-012345"):
+        async with Client(place.url, token) as client:
+            with pytest.raises(Unauthenticated):
+                await client.list()
+
+
+# sandboxes
+
+
+async def test_create_sends_what_was_asked(client: Client, node: FakeNode) -> None:
+    await client.create(
+        base="debian-12",
+        workspace="w@1",
+        toolkits=["t"],
+        limits=Limits(memory=1 << 28),
+        labels={"a": "b"},
+        env={"X": "1"},
+        user="bob",
+        workdir="/w",
+        lifetime=60,
+    )
+    spec = next(call for call in node.calls if isinstance(call, m.CreateSandbox)).spec
+    assert spec.environment == EnvironmentRef(base="debian-12", workspace="w@1", toolkits=("t",))
+    assert (spec.limits.memory, spec.labels, spec.env, spec.user) == (1 << 28, {"a": "b"}, {"X": "1"}, "bob")
+
+
+async def test_a_sandbox_is_stopped_at_the_end_of_its_block(client: Client, node: FakeNode) -> None:
+    async with await client.create("debian-12") as sandbox:
+        assert (await sandbox.refresh()).state == "ready"
+    assert node.sandboxes[sandbox.id].state == "stopped"
+    assert (await sandbox.stop()).state == "stopped"
+
+
+async def test_what_ends_the_block_is_what_is_raised(place: Site, client: Client, node: FakeNode) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with await client.create("debian-12") as sandbox:
+            node.sandboxes.pop(sandbox.id)
+            raise ZeroDivisionError
+
+
+async def test_finding_sandboxes(client: Client, node: FakeNode) -> None:
+    one = await client.create("debian-12", labels={"job": "1"})
+    await client.create("debian-12", labels={"job": "2"})
+    assert [info.id for info in await client.list({"job": "1"})] == [one.id]
+    assert len(await client.list()) == 2
+    assert (await client.get(one.id)).info == one.info
+    with pytest.raises(SandboxNotFound):
+        await client.get("n1-aaaaaaaaaaaa")
+    with pytest.raises(InvalidRequest):
+        await client.get("nonsense")
+
+
+async def test_renewing(sandbox: Sandbox) -> None:
+    assert (await sandbox.renew(lifetime=5)).expires == pytest.approx(sandbox.info.created + 5)
+    with pytest.raises(InvalidRequest) as caught:
+        await sandbox.renew(lifetime=-5)
+    assert caught.value.field == "lifetime"
+
+
+async def test_environments_and_nodes(client: Client, node: FakeNode) -> None:
+    assert [env.name for env in await client.environments()] == ["debian-12"]
+    assert [info.name for info in await client.nodes()] == ["n1"]
+
+
+async def test_a_key_makes_one_sandbox(client: Client, node: FakeNode) -> None:
+    both = await asyncio.gather(*(client.create("debian-12", key="k") for _ in range(4)))
+    assert len({sandbox.id for sandbox in both}) == 1
+    with pytest.raises(Conflict):
+        await client.create("debian-12", key="k", user="bob")
+
+
+@pytest.mark.parametrize("code", sorted({cls.code for cls in tree()} - {"api_unavailable", "node_unavailable"}))
+async def test_every_error_arrives_as_its_class(client: Client, node: FakeNode, code: str) -> None:
+    cls = next(c for c in tree() if c.code == code)
+    with pytest.raises(BarchanError) as caught:
+        await client.create("debian-12", labels={"fail": code})
+    assert type(caught.value) is cls
+    assert f"scripted {code}" in caught.value.message
+
+
+async def test_a_refusal_is_not_retried_behind_the_callers_back(client: Client, node: FakeNode) -> None:
+    node.refuse = "full"
+    with pytest.raises(AdmissionRefused, match="full") as caught:
+        await client.create("debian-12")
+    assert caught.value.retry
+    assert sum(isinstance(call, m.CreateSandbox) for call in node.calls) == 1
+
+
+async def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async with Client(data=tmp_path) as client:
+        for options, field in (
+            ({"limits": Limits(memory=-1)}, "limits.memory"),
+            ({"workdir": "x"}, "workdir"),
+            ({"env": {"": "x"}}, "env"),
+        ):
+            with pytest.raises(InvalidRequest) as caught:
+                await client.create("debian-12", **options)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        for name in ("../x", "a..b", "UPPER", ""):
+            with pytest.raises(InvalidRequest):
+                await client.create(name)
+        with pytest.raises(InvalidRequest):
+            await client.create()
+
+
+async def test_a_create_that_takes_too_long(client: Client, node: FakeNode) -> None:
+    node.create_gate = asyncio.Event()
+    with pytest.raises(RequestTimeout) as caught:
+        await client.create("debian-12", timeout=0.05)
+    assert caught.value.retry
+
+
+# commands
+
+
+async def test_a_string_is_for_the_shell_and_a_list_is_not(sandbox: Sandbox) -> None:
+    assert (await sandbox.run("echo 'a  b'")).text == "'a b'\n"  # the scripted shell only splits
+    odd = [b"args", b"\xff\x01 '\"$x", "ü", ""]
+    cursor = Cursor((await sandbox.run(odd)).stdout)
+    assert cursor.blobs() == (b"args", b"\xff\x01 '\"$x", "ü".encode(), b"")
+
+
+async def test_a_failing_command_is_a_result(sandbox: Sandbox) -> None:
+    result = await sandbox.run("exit 3")
+    assert (result.ok, result.outcome, result.exit_code, result.stderr_text) == (False, "exited", 3, "failing\n")
+    missing = await sandbox.run(["missing"])
+    assert (missing.outcome, missing.exit_code) == ("not_found", 127)
+    with pytest.raises(CommandFailed, match="exit code 3") as caught:
+        await sandbox.run("exit 3", check=True)
+    assert caught.value.result.exit_code == 3
+    assert (await sandbox.run("echo x", check=True)).ok
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "field"),
+    [
+        ("a\0b", {}, "argv"),
+        ([], {}, "argv"),
+        ("x", {"timeout": 0}, "timeout"),
+        ("x", {"env": {"a=b": "c"}}, "env"),
+        ("x", {"secrets": {"a": "\0"}}, "secrets"),
+        ("x", {"id": "a/b"}, "id"),
+    ],
+)
+async def test_a_wrong_command_is_refused(sandbox: Sandbox, command: Any, options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await sandbox.run(command, **options)
+    assert caught.value.field == field
+
+
+async def test_input_arrives_whole(sandbox: Sandbox) -> None:
+    assert (await sandbox.run(["cat"])).stdout == b""
+    assert (await sandbox.run(["cat"], stdin="ü")).text == "ü"
+    data = os.urandom(5_000_000)
+    assert (await sandbox.run(["cat"], stdin=data)).stdout == data
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 99_999):
+            yield data[at : at + 99_999]
+
+    assert (await sandbox.run(["cat"], stdin=pieces())).stdout == data
+
+
+async def test_input_that_fails_ends_the_command(sandbox: Sandbox, node: FakeNode) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await sandbox.run(["cat"], stdin=pieces(), id="c")
+    command = node.commands[sandbox.id]["c"]
+    assert command.result is not None and command.result.outcome == "cancelled"
+
+
+async def test_input_that_nobody_reads_does_not_hold_the_result(sandbox: Sandbox) -> None:
+    result = await sandbox.run("echo done", stdin=bytes(5_000_000))
+    assert result.text == "done\n"
+
+
+async def test_text_is_decoded_at_the_end(sandbox: Sandbox) -> None:
+    data = "x".encode() * (128 * 1024 - 1) + "ü€".encode() + b"\xff"
+    result = await sandbox.run(["cat"], stdin=data)
+    assert result.text.endswith("xü€�")
+    assert result.stdout == data
+
+
+async def test_both_outputs_and_many_at_once(sandbox: Sandbox) -> None:
+    results = await asyncio.gather(*(sandbox.run(f"bytes {1000 + i} {1 + i % 2}") for i in range(50)))
+    for i, result in enumerate(results):
+        assert (len(result.stdout), len(result.stderr)) == ((1000 + i, 0) if i % 2 == 0 else (0, 1000 + i))
+
+
+async def test_the_same_id_never_runs_twice(sandbox: Sandbox, node: FakeNode) -> None:
+    first = await sandbox.run("echo once", id="mine")
+    assert await sandbox.run("echo once", id="mine") == first
+    with pytest.raises(Conflict):
+        await sandbox.run("echo other", id="mine")
+    assert [info.id for info in await sandbox.execs()] == ["mine"]
+
+
+async def test_cancelling_a_run_cancels_the_command(sandbox: Sandbox, node: FakeNode) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            running = asyncio.create_task(sandbox.run("sleep", id="s"))
+            await node.wait_for(m.StartExec)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await node.wait_for(m.CancelExec)
+            raise TimeoutError
+    await node.commands[sandbox.id]["s"].done.wait()
+    assert node.commands[sandbox.id]["s"].result.outcome == "cancelled"  # type: ignore[union-attr]
+
+
+async def test_cancelling_just_before_the_client_closes_still_arrives(place: Site, node: FakeNode) -> None:
+    async with place.client() as client:
+        sandbox = await client.create("debian-12")
+        running = asyncio.create_task(sandbox.run("sleep", id="s"))
+        await node.wait_for(m.StartExec)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    async with asyncio.timeout(5):
+        await node.wait_for(m.CancelExec)
+
+
+# process handles
+
+
+async def test_a_process(sandbox: Sandbox, node: FakeNode) -> None:
+    process = await sandbox.start("hold gate")
+    assert process.pid == 7
+    assert await process.stdout.read() == b"before\n"
+    node.release("gate")
+    assert await process.stdout.read_all() == b"after\n"
+    result = await process.wait()
+    assert (result.id, result.exit_code) == (process.id, 0)
+    assert await process.wait() == result
+
+
+async def test_talking_to_a_process(sandbox: Sandbox) -> None:
+    process = await sandbox.start(["cat"], stdin=True)
+    for word in (b"one", b"two"):
+        await process.stdin.write(word)
+        assert await process.stdout.read() == word
+    process.stdin.close()
+    assert (await process.wait()).exit_code == 0
+    await process.stdin.write(b"into the void")
+
+
+async def test_signals(sandbox: Sandbox, node: FakeNode) -> None:
+    for act, code in (("signal", 143), ("kill", 137)):
+        process = await sandbox.start("sleep")
+        await (process.signal(15) if act == "signal" else process.kill())
+        assert (await process.wait()).exit_code == code
+    process = await sandbox.start("sleep")
+    await process.cancel()
+    await process.cancel()
+    assert (await process.wait()).outcome == "cancelled"
+    with pytest.raises(InvalidRequest):
+        await process.signal(0)
+
+
+async def test_a_program_that_cannot_start_is_a_result(sandbox: Sandbox) -> None:
+    process = await sandbox.start(["missing"])
+    assert (await process.wait()).outcome == "not_found"
+    assert process.pid == 0
+
+
+async def test_waiting_does_not_need_a_reader(sandbox: Sandbox) -> None:
+    process = await sandbox.start("bytes 5000000")
+    result = await process.wait()
+    assert result.stdout_bytes == 5_000_000
+    kept = await process.stdout.read_all()
+    assert 0 < len(kept) <= 1 << 20
+    assert len(kept) + process.stdout.unread == 5_000_000
+
+
+async def test_small_output_can_be_read_after_waiting(sandbox: Sandbox) -> None:
+    process = await sandbox.start("echo still here")
+    await process.wait()
+    assert await process.stdout.read_all() == b"still here\n"
+    assert process.stdout.unread == 0
+
+
+async def test_reading_while_waiting_loses_nothing(sandbox: Sandbox) -> None:
+    process = await sandbox.start("bytes 20000000")
+    data, result = await asyncio.gather(process.stdout.read_all(), process.wait())
+    assert len(data) == result.stdout_bytes == 20_000_000
+
+
+async def test_a_dropped_handle_leaves_the_command_running(place: Site, node: FakeNode) -> None:
+    async with place.client() as client:
+        sandbox = await client.create("debian-12")
+        process = await sandbox.start("hold gate")
+    node.release("gate")
+    async with place.client() as client:
+        again = await (await client.get(sandbox.id)).attach(process.id)
+        assert await again.stdout.read_all() == b"before\nafter\n"
+        assert (await again.wait()).exit_code == 0
+
+
+async def test_attaching_from_an_offset(sandbox: Sandbox) -> None:
+    await sandbox.run("echo 0123456789", id="e")
+    process = await sandbox.attach("e", stdout_offset=4)
+    assert await process.stdout.read_all() == b"456789\n"
+    with pytest.raises(ExecNotFound):
+        await sandbox.attach("nope")
+
+
+async def test_processes(sandbox: Sandbox) -> None:
+    assert [process.argv for process in await sandbox.processes()] == [(b"sleep", b"1")]
+
+
+# losing the connection
+
+
+def pattern(size: int) -> bytes:
+    return (bytes(range(256)) * (size // 256 + 1))[:size]
+
+
+@pytest.mark.parametrize("who", ["node", "client"])
+async def test_output_has_no_gap_after_a_loss(client: Client, sandbox: Sandbox, node: FakeNode, who: str) -> None:
+    size = 20_000_000
+    process = await sandbox.start(f"bytes {size}")
+    got = bytearray()
+    async for chunk in process.stdout:
+        before = len(got) // 5_000_000
+        got += chunk
+        if len(got) // 5_000_000 != before:
+            await lose(who, client, node)
+    assert bytes(got) == pattern(size)
+    assert (await process.wait()).stdout_bytes == size
+    assert sum(isinstance(call, m.StartExec) for call in node.calls) >= 4
+
+
+async def lose(who: str, client: Client, node: FakeNode) -> None:
+    if who == "node":
+        node.drop()
+        await node.dial()
+    else:
+        socket_ = client._connection._socket
+        assert socket_ is not None and socket_._response.connection is not None
+        transport = socket_._response.connection.transport
+        assert transport is not None
+        transport.abort()  # type: ignore[attr-defined]
+
+
+async def test_a_run_survives_the_api(tmp_path: Path) -> None:
+    place = Site(tmp_path)
+    await place.start()
+    async with place.node() as node, place.client() as client:
+        sandbox = await client.create("debian-12")
+        running = asyncio.create_task(sandbox.run("hold gate"))
+        await node.wait_for(m.StartExec)
+        node.drop()
+        await place.stop()
+        node.release("gate")
+        await place.start()
+        await node.dial()
+        assert (await running).text == "before\nafter\n"
+        assert len(node.commands[sandbox.id]) == 1
+    await place.stop()
+
+
+async def test_input_has_no_gap_after_a_loss(sandbox: Sandbox, node: FakeNode) -> None:
+    data = os.urandom(6_000_000)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for i, at in enumerate(range(0, len(data), 500_000)):
+            if i in (3, 7):
+                node.drop()
+                await node.dial()
+            yield data[at : at + 500_000]
+
+    assert (await sandbox.run(["cat"], stdin=pieces())).stdout == data
+
+
+async def test_a_create_is_sent_again_with_its_key(client: Client, node: FakeNode) -> None:
+    node.create_gate = asyncio.Event()
+    creating = asyncio.create_task(client.create("debian-12"))
+    await node.wait_for(m.CreateSandbox)
+    node.drop()
+    await node.dial()
+    node.create_gate.set()
+    sandbox = await creating
+    keys = {call.key for call in node.calls if isinstance(call, m.CreateSandbox)}
+    assert len(keys) == 1
+    assert sandbox.id in node.sandboxes
+
+
+async def test_reads_are_tried_again_and_writes_are_not(
+    sandbox: Sandbox, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.files[b"/a"] = b"x"
+    real = node._file_stat
+
+    async def lose_once(call: Any, request: Any) -> None:
+        monkeypatch.setattr(node, "_file_stat", real)
+        node.blink()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(node, "_file_stat", lose_once)
+    assert (await sandbox.files.stat("/a")).size == 1
+
+    async def lose(call: Any, request: Any) -> None:
+        node.blink()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(node, "_file_remove", lose)
+    with pytest.raises(NodeUnavailable) as caught:
+        await sandbox.files.remove("/a")
+    assert caught.value.retry
+    assert sum(isinstance(call, m.RemoveFile) for call in node.calls) == 1
+
+
+async def test_reconnecting_has_an_end(tmp_path: Path) -> None:
+    place = Site(tmp_path)
+    await place.start()
+    async with place.node() as node, place.client(reconnect=0.2) as client:
+        sandbox = await client.create("debian-12")
+        process = await sandbox.start("sleep")
+        node.drop()
+        await place.stop()
+        with pytest.raises(ApiUnavailable):
+            await process.wait()
+        assert await process.stdout.read() == b"sleeping\n"
+        with pytest.raises(ApiUnavailable):
+            await process.stdout.read()
+        with pytest.raises(ApiUnavailable):
+            await sandbox.refresh()
+
+
+async def test_a_closed_client_says_so(place: Site, node: FakeNode) -> None:
+    client = place.client()
+    await client.list()
+    await client.close()
+    await client.close()
+    with pytest.raises(ApiUnavailable, match="closed"):
+        await client.list()
+
+
+# flow control
+
+
+def memory() -> int:
+    """Bytes resident now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_slow_reader_keeps_memory_flat(
+    sandbox: Sandbox, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """200 MB with a reader that pauses: node, API and client are this very process."""
+    size = 200_000_000
+    process = await sandbox.start(f"bytes {size}")
+    start, most, got, begun = memory(), 0, 0, time.perf_counter()
+    async for chunk in process.stdout:
+        got += len(chunk)
+        if got % 20_000_000 < len(chunk):
+            for _ in range(50):
+                await asyncio.sleep(0)
+        most = max(most, memory() - start)
+    taken = time.perf_counter() - begun
+    with capsys.disabled():
+        print(f"\n200 MB through node, API and SDK in one process: {size / taken / 1e6:.0f} MB/s, +{most >> 20} MiB")
+    assert got == size
+    assert most < 40 << 20
+
+
+async def test_nothing_is_sent_beyond_the_window(sandbox: Sandbox, node: FakeNode) -> None:
+    process = await sandbox.start("bytes 100000000")
+    await process.stdout.read()
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert process.stdout.offset <= 2 << 20
+    await sandbox.run("echo others are not held up")
+    await process.cancel()
+
+
+# files
+
+
+async def test_reading_and_writing(sandbox: Sandbox, node: FakeNode) -> None:
+    files, data = sandbox.files, os.urandom(3_000_000)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data[:1_000_001]
+        yield b""
+        yield data[1_000_001:]
+
+    for content in (data, bytearray(data), memoryview(data), io.BytesIO(data), pieces()):
+        await files.write("/d/a", content, mode=0o600)
+        assert await files.read("/d/a") == data
+    assert await files.read("/d/a", offset=10, length=5) == data[10:15]
+    assert b"".join([chunk async for chunk in files.read_stream("/d/a")]) == data
+    await files.write("/t", "ü")
+    await files.write("/t", "x", append=True)
+    assert await files.read_text("/t") == "üx"
+    await files.write(b"/\xff", b"")
+    assert await files.read(b"/\xff") == b""
+    assert node.modes[b"/d/a"] == 0o600
+
+
+async def test_looking_at_and_changing_files(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    await files.write("/d/a", b"12")
+    assert (await files.stat("/d/a")).size == 2
+    assert [(entry.path, entry.kind) for entry in await files.list("/d")] == [(b"a", "file")]
+    await files.rename("/d/a", "/d/b")
+    assert (await files.exists("/d/a"), await files.exists("/d/b")) == (False, True)
+    await files.mkdir("/e")
+    await files.remove("/d/b")
+    await files.remove("/d/b", missing_ok=True)
+    for failing in (files.read("/d/b"), files.remove("/d/b"), files.stat("/d/b"), files.download("/d/b", "/nowhere")):
+        with pytest.raises(FileMissing):
+            await failing
+    with pytest.raises(FileMissing):
+        await anext(aiter(files.read_stream("/d/b")))
+
+
+async def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await sandbox.files.write("/a", pieces())
+    assert b"/a" not in node.files
+
+
+@pytest.mark.parametrize("path", ["/a\0b", ""])
+async def test_a_path_that_cannot_be(sandbox: Sandbox, path: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await sandbox.files.read(path)
+    assert caught.value.field == "path"
+
+
+# trees
+
+
+def make_tree(root: Path) -> None:
+    (root / "sub" / "deep").mkdir(parents=True)
+    (root / "empty").write_bytes(b"")
+    (root / "sub" / "big").write_bytes(os.urandom(1_000_000))
+    (root / "sub" / "deep" / "run").write_text("#!/bin/sh\n")
+    (root / "sub" / "deep" / "run").chmod(0o750)
+    (root / "link").symlink_to("sub/big")
+    (root / "dangling").symlink_to("/nowhere")
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as sock:
+        here = os.open(root, os.O_RDONLY)
+        sock.bind(f"/proc/self/fd/{here}/sock")
+        os.close(here)
+    for path in (root / "sub" / "big", root / "sub"):
+        os.utime(path, ns=(10**18, 10**18))
+    (root / "sub").chmod(0o500)
+
+
+async def test_a_tree_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "new" / "target"
+    make_tree(source)
+    seen: list[int] = []
+    up = await sandbox.files.upload(source, "/t", progress=seen.append)
+    down = await sandbox.files.download("/t", target, progress=seen.append)
+    assert (up.files, up.bytes, sorted(up.skipped)) == (3, 1_000_010, [b"fifo", b"sock"])
+    assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, ())
+    assert snapshot(target) == {k: v for k, v in snapshot(source).items() if k not in ("fifo", "sock")}
+    assert seen and seen[-1] == 1_000_010
+
+
+def snapshot(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in root.rglob("*"):
+        info = path.lstat()
+        kind = stat.S_IFMT(info.st_mode)
+        content = path.read_bytes() if kind == stat.S_IFREG else os.readlink(path) if kind == stat.S_IFLNK else None
+        mtime = info.st_mtime_ns if kind != stat.S_IFIFO else 0
+        found[str(path.relative_to(root))] = (kind, info.st_mode, mtime, content)
+    return found
+
+
+async def test_a_file_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(os.urandom(700_000))
+    source.chmod(0o751)
+    report = await sandbox.files.upload(source, "/x/y/b")
+    assert (report.files, report.bytes) == (1, 700_000)
+    ((entry, content),) = node.received
+    assert (entry.path, entry.mode, content) == (b"b", 0o751, source.read_bytes())
+    node.trees[b"/x/y/b"] = encode_entry(entry._replace(path=b"")) + blob(content) + blob(b"")
+    await sandbox.files.download("/x/y/b", tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == source.read_bytes()
+    assert (tmp_path / "c").stat().st_mode == source.stat().st_mode
+
+
+async def test_what_is_not_there_cannot_be_uploaded(sandbox: Sandbox, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await sandbox.files.upload(tmp_path / "nothing", "/x")
+
+
+def item(path: bytes, kind: str = "f", content: bytes = b"evil", target: bytes = b"", mode: int = 0o644) -> bytes:
+    head = encode_entry(Entry(path, kind, mode, 0, 0, 1, len(content), 0, target))
+    return head + (blob(content) if content else b"") + blob(b"") if kind == "f" else head
+
+
+ROOT = item(b"", "d", mode=0o755)
+
+
+@pytest.mark.parametrize(
+    ("items", "error"),
+    [
+        ([item(b"../escaped")], ProtocolError),
+        ([item(b"a/../../escaped")], ProtocolError),
+        ([item(b"/tmp/escaped")], ProtocolError),
+        ([item(b"./escaped")], ProtocolError),
+        ([item(b"a//b")], ProtocolError),
+        ([item(b"..", "d")], ProtocolError),
+        ([item(b"..", "l", target=b"/")], ProtocolError),
+        ([item(b"a\0b")], ProtocolError),
+        ([item(b"out", "l", target=b"OUTSIDE"), item(b"out/escaped")], FileFailure),
+        ([item(b"out", "l", target=b"OUTSIDE"), item(b"out", "d"), item(b"out/escaped")], FileFailure),
+        ([item(b"out", "l", target=b".."), item(b"out/deep", "d")], FileFailure),
+        ([item(b"a", "d"), item(b"a/b", "l", target=b"OUTSIDE"), item(b"a/b/escaped")], FileFailure),
+        ([item(b"never-made/file")], FileFailure),
+        ([b"\xff\xff\xff\xff"], ProtocolError),
+        ([item(b"x")[:-3]], ProtocolError),
+        ([encode_entry(Entry(b"x", "f", 0, 0, 0, 1, 0, 0, b"")) + b"\xff\xff\xff\x7f"], ProtocolError),
+    ],
+)
+async def test_a_hostile_tree_writes_nothing_outside(
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path, items: list[bytes], error: type[BarchanError]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("mine")
+    data = ROOT + b"".join(items)
+    for _ in range(data.count(b"OUTSIDE")):
+        # The link's target has its length in front of it.
+        at = data.index(b"OUTSIDE")
+        data = data[: at - 4] + blob(os.fsencode(outside)) + data[at + 7 :]
+    node.trees[b"/t"] = data
+    with pytest.raises(error):
+        await sandbox.files.download("/t", tmp_path / "inside" / "target")
+    assert sorted(path.name for path in outside.iterdir()) == ["precious"]
+    assert not [path for path in tmp_path.rglob("*escaped*")]
+    assert not Path("/tmp/escaped").exists()
+
+
+async def test_links_in_the_target_are_replaced_not_followed(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    target, precious = tmp_path / "target", tmp_path / "precious"
+    target.mkdir()
+    precious.write_text("mine")
+    (target / "f").symlink_to(precious)
+    os.link(precious, target / "g")
+    node.trees[b"/t"] = ROOT + item(b"f") + item(b"g", mode=0o6755)
+    await sandbox.files.download("/t", target)
+    assert precious.read_text() == "mine"
+    assert (target / "f").read_text() == (target / "g").read_text() == "evil"
+    assert stat.S_IMODE((target / "g").stat().st_mode) == 0o755, "set-id bits are not taken over"
+
+
+async def test_devices_are_skipped_and_reported(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    node.trees[b"/t"] = ROOT + item(b"p", "p") + item(b"c", "c") + item(b"b", "b") + item(b"s", "s") + item(b"f")
+    report = await sandbox.files.download("/t", tmp_path / "t")
+    assert (report.files, report.skipped) == (1, (b"p", b"c", b"b", b"s"))
+    assert os.listdir(tmp_path / "t") == ["f"]
+
+
+async def test_results_are_plain_values(sandbox: Sandbox) -> None:
+    result = await sandbox.run("echo x")
+    assert msgspec.json.decode(msgspec.json.encode(result))["exit_code"] == 0

@@ -1,0 +1,37 @@
+"""The public names, exactly. Changing this list is changing the interface."""
+
+from __future__ import annotations
+
+import inspect
+
+import barchan
+from barchan import errors
+
+PUBLIC = """
+AdmissionRefused ApiUnavailable BarchanError CallerError Client CommandFailed CompletedExec Conflict CreateFailed
+EnvironmentNotFound EnvironmentRef ExecInfo ExecNotFound ExecResult FeatureMissing FileAlreadyExists FileDenied FileFailure
+FileIsDirectory FileMissing FileNotDirectory FileStat Files InternalError InvalidRequest LayerCorrupt Limits LogCorrupt NetworkRules
+NodeError NodeInfo NodeStorageFull NodeUnavailable NotSupported OutcomeUnknown PlatformError Process ProcessInfo
+ProcessInput ProcessOutput ProtocolError RequestTimeout Sandbox SandboxDiskFull SandboxError SandboxInfo SandboxNotFound
+SandboxSpec SandboxStopped SandboxUnavailable TransferReport Unauthenticated UserNotFound __version__
+"""
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert sorted(barchan.__all__) == sorted(PUBLIC.split())
+    assert all(hasattr(barchan, name) for name in barchan.__all__)
+
+
+def test_every_error_is_public() -> None:
+    assert {cls.__name__ for cls in errors.tree()} <= set(barchan.__all__)
+
+
+def test_every_public_class_and_method_says_what_it_does() -> None:
+    silent = []
+    for name in ("Client", "Sandbox", "Process", "ProcessInput", "ProcessOutput", "TransferReport", "CompletedExec"):
+        cls = getattr(barchan, name)
+        assert inspect.getdoc(cls), name
+        for method, value in vars(cls).items():
+            if inspect.isfunction(value) and not method.startswith("_") and not value.__doc__:
+                silent.append(f"{name}.{method}")
+    assert silent == []
