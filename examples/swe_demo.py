@@ -119,7 +119,7 @@ def table(rows: list[Row]) -> Table:
         tests = "" if row.passed is None else f"{row.passed}/{len(EXPECTED)}"
         ready = "" if row.ready_ms is None else f"{row.ready_ms:.0f}"
         reward = row.failure or ("" if row.reward is None else str(row.reward))
-        shown.add_row(row.sandbox, row.variant.name, ready, str(row.steps), tests, reward)
+        shown.add_row(row.sandbox and f"…{row.sandbox[-8:]}", row.variant.name, ready, str(row.steps), tests, reward)
     return shown
 
 

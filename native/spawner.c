@@ -441,7 +441,8 @@ static void serve(void) {
                 hear_child(events[i].data.ptr);
             else
                 asked = 1;
-        if (asked && serve_request())
+        /* With every slot taken requests are not watched: only the other end's hang-up is told then. */
+        if (asked && (spawner.in_flight == SPAWN_IN_FLIGHT || serve_request()))
             return;
         end_overdue();
     }

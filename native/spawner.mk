@@ -23,10 +23,15 @@ $(BUILD)/seccomp_filters.h: $(BUILD)/seccomp_generate $(SECCOMP_LISTS)
 $(BUILD)/spawner: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/seccomp_filters.h
 	$(MUSL_CC) $(SPAWNER_CFLAGS) -I$(BUILD) $(SPAWNER_SOURCES) -s -o $@
 
+# The same under ASan and UBSan, for the host tests. Not static: the sanitizers need a shared C library.
+$(BUILD)/spawner_sanitized: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/seccomp_filters.h
+	$(HOST_CC) -std=c11 -O1 -g -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-fno-omit-frame-pointer -I$(BUILD) $(SPAWNER_SOURCES) -o $@
+
 # Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
 SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids $(BUILD)/hold_inotify
 .PHONY: spawner-tests
-spawner-tests: $(SPAWNER_TEST_PROGRAMS)
+spawner-tests: $(SPAWNER_TEST_PROGRAMS) $(BUILD)/spawner_sanitized
 
 $(SPAWNER_TEST_PROGRAMS): $(BUILD)/%: tests/%.c
 	@mkdir -p $(BUILD)

@@ -41,9 +41,14 @@ class Server:
         done = subprocess.run(
             self.command(*argv, "--json"), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
         )
-        assert done.returncode == 0, f"barchan {' '.join(argv)}: {done.returncode}\n{done.stderr.decode()}"
+        assert done.returncode == 0, f"barchan {' '.join(argv)}: {done.returncode}\n{done.stderr.decode()}{self.log()}"
         values = [json.loads(line) for line in done.stdout.splitlines()]
         return values[0] if len(values) == 1 else values
+
+    def log(self) -> str:
+        """The end of the server's own log."""
+        path = self.data / "run/up.log"
+        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
 
 def choose_place() -> None:

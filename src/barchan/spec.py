@@ -270,10 +270,15 @@ def _check_limits(limits: Limits) -> None:
             )
 
 
+MOST_ARGUMENT_BYTES = 960 * KIB
+"""Of arguments and environment together: what fits one frame."""
+
+
 def check_exec(request: Exec) -> Exec:
     """Refuse what the types let through. Returns the same value."""
     if not request.argv:
         raise InvalidRequest("argv: empty", field="argv")
+    _check_argument_bytes(request)
     for item in request.argv:
         _no_nul(item, "argv")
     for field in ("env", "secrets"):
@@ -290,6 +295,15 @@ def check_exec(request: Exec) -> Exec:
     if not 0 <= request.output_limit < (1 << 48):
         raise InvalidRequest("output_limit: out of range", field="output_limit")
     return request
+
+
+def _check_argument_bytes(request: Exec) -> None:
+    variables = (*request.env.items(), *request.secrets.items())
+    total = sum(len(item) + 8 for item in request.argv) + sum(len(k) + len(v) + 8 for k, v in variables)
+    if total > MOST_ARGUMENT_BYTES:
+        raise InvalidRequest(
+            f"argv and env: {total} bytes", field="argv", hint=f"at most {MOST_ARGUMENT_BYTES}; send more as a file or input"
+        )
 
 
 def check_env(key: bytes, value: bytes, field: str) -> None:

@@ -97,7 +97,9 @@ async def dial(backend: Backend, id: str) -> tuple[GuestChannel, guest.Welcome]:
     transport = await backend.connect(id, lambda: GuestChannel(lambda channel, error: None))
     channel = transport.get_protocol()
     assert isinstance(channel, GuestChannel)
-    return channel, await channel.greet()
+    welcome = await channel.greet()
+    channel.deliver()
+    return channel, welcome
 
 
 async def run(channel: GuestChannel, op: int, *argv: bytes) -> tuple[guest.Done, bytes]:
@@ -146,6 +148,7 @@ async def test_a_second_connection_replaces_the_first(backend: Backend) -> None:
     channel = first.get_protocol()
     assert isinstance(channel, GuestChannel)
     await channel.greet()
+    channel.deliver()
     await run(channel, 5, b"true")
     second, welcome = await dial(backend, wanted.id)
     async with asyncio.timeout(5):

@@ -273,7 +273,7 @@ async def test_input_that_nobody_reads_does_not_hold_the_result(sandbox: Sandbox
 
 
 async def test_text_is_decoded_at_the_end(sandbox: Sandbox) -> None:
-    data = "x".encode() * (128 * 1024 - 1) + "ü€".encode() + b"\xff"
+    data = b"x" * (128 * 1024 - 1) + "ü€".encode() + b"\xff"
     result = await sandbox.run(["cat"], stdin=data)
     assert result.text.endswith("xü€�")
     assert result.stdout == data
@@ -612,6 +612,18 @@ async def test_looking_at_and_changing_files(sandbox: Sandbox) -> None:
             await failing
     with pytest.raises(FileMissing):
         await anext(aiter(files.read_stream("/d/b")))
+
+
+async def test_an_endless_listing_is_refused(
+    client: Client, sandbox: Sandbox, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(call: Any, request: Any) -> None:
+        await node._reply_bytes(call, bytes(70 << 20))
+
+    monkeypatch.setattr(node, "_file_list", endless)
+    with pytest.raises(ProtocolError, match="more than"):
+        await sandbox.files.list("/")
+    assert (await sandbox.refresh()).state == "ready"
 
 
 async def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:

@@ -176,7 +176,7 @@ async def test_output_is_streamed_as_it_comes(sandbox: Sandbox) -> None:
     chunks = process.stdout.__aiter__()
     assert await anext(chunks) == b"one\n", "before the program ended"
     await process.stdin.write(b"in\n")
-    await process.stdin.close()
+    process.stdin.close()
     assert await anext(chunks) == b"two:in\n"
     assert (await process.wait()).exit_code == 0
 

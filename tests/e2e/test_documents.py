@@ -37,14 +37,14 @@ def run(server: Server, debian_env: str, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("page", "printed"), zip(PAGES, ("0 b'42\\n'", "b'one\\n' 3"), strict=True))
+@pytest.mark.parametrize(("page", "printed"), list(zip(PAGES, ("0 b'42\\n'", "b'one\\n' 3"), strict=True)))
 def test_python_of_the_documents(run: Run, page: str, printed: str) -> None:
     (snippet,) = blocks(page, "python")
     done = run(snippet, [sys.executable, "-W", "error", "-"])
     assert (done.returncode, done.stdout.strip()) == (0, printed), done.stderr
 
 
-@pytest.mark.parametrize(("page", "printed"), zip(PAGES, ("42", "one"), strict=True))
+@pytest.mark.parametrize(("page", "printed"), list(zip(PAGES, ("42", "one"), strict=True)))
 def test_shell_of_the_documents(run: Run, page: str, printed: str) -> None:
     lines = [line for block in blocks(page, "sh") for line in block.splitlines() if not ELSEWHERE.match(line)]
     done = run("\n".join(lines), ["sh", "-e"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import select
 import signal
@@ -47,22 +48,19 @@ async def sandbox(client: Client) -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-def process_of(server: Server, module: str) -> int:
-    """Pid of the server's API or node agent: the one whose parent is its supervisor."""
-    supervisor = int((server.data / "run" / "up.pid").read_text())
-    for pid in children(supervisor):
-        if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-    raise AssertionError(f"no {module} below {supervisor}")
+def process_of(server: Server, service: str) -> int:
+    """Pid of the server's `api` or `node` process."""
+    state = json.loads((server.data / "run" / "up.json").read_text())
+    return int(state["services"][service]["pid"])
 
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def kill(server: Server, module: str) -> int:
+def kill(server: Server, service: str) -> int:
     """kill -9, and wait until it is gone. Returns its pid."""
-    pid = process_of(server, module)
+    pid = process_of(server, service)
     fd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     wait_gone(fd)
@@ -94,7 +92,7 @@ async def test_a_program_outlives_the_agent_without_a_gap(own: Server, client: C
     async for chunk in process.stdout:
         seen += chunk
         if len(seen) > len(EXPECTED) * (kills + 1) // 4 and kills < 2:
-            kill(own, "barchan.node.main")
+            kill(own, "node")
             kills += 1
     result = await process.wait()
     assert kills == 2
@@ -112,12 +110,12 @@ async def test_a_program_outlives_the_agent_without_a_gap(own: Server, client: C
 async def test_an_end_while_the_agent_is_away_is_not_missed(own: Server, sandbox: Sandbox) -> None:
     process = await sandbox.start("echo begun; read x < /tmp/go; echo done; exit 5; ", stdin=False)
     await sandbox.run(["true"])
-    pid = process_of(own, "barchan.node.main")
+    pid = process_of(own, "node")
     quick = await sandbox.start("sleep 0.3; echo finished")
-    await asyncio.to_thread(kill, own, "barchan.node.main")
+    await asyncio.to_thread(kill, own, "node")
     result = await quick.wait()
     assert result.exit_code == 0 and result.stdout_bytes == len("finished\n")
-    assert process_of(own, "barchan.node.main") != pid
+    assert process_of(own, "node") != pid
     assert (await process.wait()).exit_code == 5
 
 
@@ -127,8 +125,8 @@ async def test_input_goes_on_after_the_agent_was_killed(own: Server, sandbox: Sa
     for i in range(24):
         await process.stdin.write(blob)
         if i == 8:
-            await asyncio.to_thread(kill, own, "barchan.node.main")
-    await process.stdin.close()
+            await asyncio.to_thread(kill, own, "node")
+    process.stdin.close()
     digest = b"".join([chunk async for chunk in process.stdout]).split()[0]
     assert digest.decode() == hashlib.sha256(blob * 24).hexdigest()
     assert (await process.wait()).exit_code == 0
@@ -137,7 +135,7 @@ async def test_input_goes_on_after_the_agent_was_killed(own: Server, sandbox: Sa
 async def test_a_command_never_runs_twice(own: Server, sandbox: Sandbox) -> None:
     """A caller that never heard the answer sends the same id again."""
     await sandbox.run("echo x >> /tmp/count", id="once-and-only")
-    await asyncio.to_thread(kill, own, "barchan.node.main")
+    await asyncio.to_thread(kill, own, "node")
     again = await sandbox.run("echo x >> /tmp/count", id="once-and-only")
     assert again.exit_code == 0
     assert await sandbox.files.read("/tmp/count") == b"x\n"
@@ -153,12 +151,12 @@ async def test_the_api_may_die_at_any_time(own: Server, sandbox: Sandbox) -> Non
         seen += chunk
         if len(seen) > len(EXPECTED) // 2 and not killed:
             killed = True
-            kill(own, "barchan.api.main")
+            kill(own, "api")
     assert bytes(seen) == EXPECTED and (await process.wait()).exit_code == 7
 
 
 async def test_the_spawner_may_die(own: Server, client: Client, sandbox: Sandbox) -> None:
-    agent = process_of(own, "barchan.node.main")
+    agent = process_of(own, "node")
     spawner = next(pid for pid in children(agent) if b"spawner" in Path(f"/proc/{pid}/cmdline").read_bytes())
     fd = os.pidfd_open(spawner)
     os.kill(spawner, signal.SIGKILL)
@@ -170,7 +168,7 @@ async def test_the_spawner_may_die(own: Server, client: Client, sandbox: Sandbox
 
 async def test_a_restarted_agent_mounts_no_layer_twice(own: Server, client: Client, sandbox: Sandbox) -> None:
     device = await device_of_base(sandbox, own)
-    await asyncio.to_thread(kill, own, "barchan.node.main")
+    await asyncio.to_thread(kill, own, "node")
     async with await client.create("tiny") as other:
         assert await device_of_base(other, own) == device
     layers = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{own.data}/mnt/" in line]
@@ -186,10 +184,10 @@ async def test_leftovers_of_unknown_sandboxes_are_swept(own: Server, client: Cli
     """Everything of a sandbox that the registry does not know goes when an agent starts, its processes first."""
     box = await client.create("tiny")
     pid = box.info.pid
-    agent = process_of(own, "barchan.node.main")
+    agent = process_of(own, "node")
     os.kill(agent, signal.SIGSTOP)
     forget(own.data / "node.db", box.id)
-    kill(own, "barchan.node.main")
+    kill(own, "node")
     async with asyncio.timeout(20):
         while Path(f"/proc/{pid}").exists() or (own.data / "scratch" / box.id).exists():
             await asyncio.sleep(0.05)

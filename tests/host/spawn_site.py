@@ -113,17 +113,12 @@ class Site:
     """A group of the v1 pids hierarchy, where there is one."""
     counter: Iterator[int] = field(default_factory=itertools.count)
 
-    @property
-    def spawner_binary(self) -> Path:
-        """$BARCHAN_SPAWNER for one with sanitizers."""
-        return Path(os.environ.get("BARCHAN_SPAWNER", NATIVE / "build" / "spawner"))
-
     def guest(self, name: str = "probe_guest") -> Path:
         return install_guest(NATIVE / "build" / name, self.base / "guest")
 
     @contextlib.asynccontextmanager
-    async def spawner(self, guest: Path | None = None) -> AsyncIterator[Spawner]:
-        async with Spawner.start(self.spawner_binary, guest or self.guest(), GUEST_UID) as spawner:
+    async def spawner(self, guest: Path | None = None, binary: str = "spawner") -> AsyncIterator[Spawner]:
+        async with Spawner.start(NATIVE / "build" / binary, guest or self.guest(), GUEST_UID) as spawner:
             yield spawner
 
     @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import random
 import resource
 import signal
 import struct
@@ -440,6 +442,30 @@ def test_a_malformed_frame_ends_the_connection_not_the_guest(guest: Guest, frame
     again = Link(guest.path)
     assert [known.id for known in again.hello().ops] == [1]
     again.close()
+
+
+def random_frame(dice: random.Random, last: int) -> bytes:
+    """Anything but START, which would carry out what chance asks for."""
+    type_ = dice.choice([t for t in range(1, 0x1A) if t != FrameType.START])
+    edges = (0, 1, 5, 1 << 16, 1 << 20, (1 << 64) - 1, dice.getrandbits(64))
+    payload = b"".join(struct.pack("<Q", dice.choice(edges)) for _ in range(dice.randrange(3)))
+    payload += dice.randbytes(dice.choice((0, 0, 0, 1, 4, 60)))
+    return encode(type_, dice.randrange(last + 2), payload, dice.choice((0, 1, 2, 2, 3)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_frames_never_end_the_guest(guest: Guest, seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(100):
+        with guest.dial(acks=False) as link:
+            op = guest.next_op()
+            link.start(op, OpKind.EXEC, exec_parts("sh", "-c", "cat; head -c 200000 /dev/zero", flags=ExecFlag.STDIN))
+            with contextlib.suppress(Hangup):
+                for _ in range(dice.randrange(1, 12)):
+                    link.send(random_frame(dice, op))
+    with guest.dial() as link:
+        link.ping()
+    assert guest.memory_kib() < 200_000
 
 
 def test_input_beyond_the_credit_ends_the_connection(guest: Guest) -> None:

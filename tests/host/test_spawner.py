@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from barchan.backends.spawner import NO_FLAGS, Spawner, SpawnFlag, install_guest
+from barchan.backends.spawner import NO_FLAGS, Spawned, Spawner, SpawnFlag, install_guest
 from barchan.errors import CreateFailed
 from barchan.kernel import syscalls
 from tests.host import spawn_site
@@ -125,14 +126,31 @@ async def test_the_spawner_ends_with_its_link(site: Site) -> None:
         os.close(pidfd)
 
 
-async def test_many_at_once_all_come_out_right(site: Site) -> None:
+async def test_more_at_once_than_it_takes_all_come_out_right(site: Site) -> None:
+    """64 are in the making at most (SPAWN_IN_FLIGHT); the rest wait in the socket."""
     async with site.spawner() as spawner:
 
         async def one() -> str:
             async with site.box(spawner) as box:
                 return await box.sh("echo $$ > /own; cat /own; stat -c %u /own")
 
-        assert await asyncio.gather(*(one() for _ in range(40))) == ["2\n0\n"] * 40
+        assert await asyncio.gather(*(one() for _ in range(80))) == ["2\n0\n"] * 80
+
+
+async def test_it_ends_in_order_while_every_slot_is_taken(site: Site) -> None:
+    with contextlib.ExitStack() as stack:
+        requests = [stack.enter_context(site.request())[0] for _ in range(70)]
+        async with site.spawner() as spawner:
+            pending = [asyncio.ensure_future(spawner.spawn(request)) for request in requests]
+            first, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        outcomes = await asyncio.gather(*pending, return_exceptions=True)
+        assert spawner.returncode == 0
+        assert first
+        for outcome in outcomes:
+            if isinstance(outcome, Spawned):
+                await spawn_site.end(outcome)
+            else:
+                assert isinstance(outcome, CreateFailed) and outcome.phase == "spawner"
 
 
 async def test_a_cancelled_spawn_leaves_no_process(site: Site) -> None:
@@ -276,6 +294,24 @@ def test_it_works_and_closes_under_uvloop(site: Site) -> None:
         assert runner.run(one()) == "alive\n"
 
 
+@BOTH_WAYS
+async def test_sanitizers_find_nothing(site: Site, flags: SpawnFlag) -> None:
+    """Success, failures early and late, more at once: the spawner under ASan and UBSan, which end it at a finding."""
+    async with site.spawner(binary="spawner_sanitized") as spawner:
+        bad = os.open("/dev/full", os.O_RDWR)
+        for changes in ({"layers": (bad,)}, {"cgroup": bad}, {"groups": (bad,) * 8}, {"uid_base": GUEST_UID}):
+            with site.request(flags=flags, **changes) as (request, *_), pytest.raises(CreateFailed):
+                await spawner.spawn(request)
+        os.close(bad)
+
+        async def one() -> str:
+            async with site.box(spawner, flags) as box:
+                return await alive(box)
+
+        assert await asyncio.gather(*(one() for _ in range(8))) == ["alive\n"] * 8
+    assert spawner.returncode == 0
+
+
 async def test_a_missing_binary_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(CreateFailed) as failure:
         async with Spawner.start(tmp_path / "none", tmp_path / "none", GUEST_UID):
@@ -283,9 +319,20 @@ async def test_a_missing_binary_is_a_typed_error(tmp_path: Path) -> None:
     assert failure.value.phase == "spawner"
 
 
+async def idle(spawner: Spawner) -> None:
+    """Until it waits for requests: an answer comes before the last descriptors are closed."""
+
+    async def watch() -> None:
+        while "poll" not in Path(f"/proc/{spawner.pid}/wchan").read_text():
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(watch(), 10)
+
+
 async def test_nothing_leaks_in_the_spawner(site: Site) -> None:
     async with site.spawner() as spawner:
         async with site.box(spawner):
+            await idle(spawner)
             before = sorted(os.listdir(f"/proc/{spawner.pid}/fd"))
         mounts = Path(f"/proc/{spawner.pid}/mountinfo").read_text()
         for flags in (NO_FLAGS, SpawnFlag.REDUCED):
@@ -295,6 +342,7 @@ async def test_nothing_leaks_in_the_spawner(site: Site) -> None:
         with site.request(layers=(bad,), flags=SpawnFlag.REDUCED) as (request, *_), pytest.raises(CreateFailed):
             await spawner.spawn(request)
         os.close(bad)
+        await idle(spawner)
         assert sorted(os.listdir(f"/proc/{spawner.pid}/fd")) == before
         assert Path(f"/proc/{spawner.pid}/mountinfo").read_text() == mounts
 

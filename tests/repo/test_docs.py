@@ -28,9 +28,10 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     for name in COMMANDS:
         command = barchan.get_command(context, name)
         assert command
-        yield name, command
         if isinstance(command, click.Group):
             yield from ((f"{name} {sub}", child) for sub, child in command.commands.items())
+        else:
+            yield name, command
 
 
 def undocumented(name: str, command: click.Command) -> Iterator[str]:

@@ -15,6 +15,7 @@ ROOM = Room(
     memory_available=4 * GIB,
     disk=64 * GIB,
     disk_promised=8 * GIB,
+    disk_size=4 * GIB,
     disk_free=4 * GIB,
     pids_free=10_000,
 )

@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from barchan.errors import ApiUnavailable, ErrorBody, FileMissing, PlatformError, ProtocolError, SandboxStopped
+from barchan.errors import (
+    ApiUnavailable,
+    ErrorBody,
+    FileMissing,
+    InvalidRequest,
+    PlatformError,
+    ProtocolError,
+    SandboxStopped,
+)
 from barchan.wire.frames import Frame, FrameType, decode_data, encode
 from barchan.wire.link import Answered, Incoming, Link, Outbox
 from barchan.wire.messages import pack
@@ -101,6 +109,18 @@ async def test_data_flows_both_ways_within_a_call() -> None:
     assert decode_data((await received).payload) == (0, b"down")
     call.send_data(0, 0, b"up")
     assert await call.answer == b"up"
+
+
+async def test_what_fits_no_frame_is_refused_on_either_side() -> None:
+    async def handler(call: Incoming) -> bytes:
+        return bytes(2 << 20)
+
+    caller, _ = joined(handler)
+    with pytest.raises(InvalidRequest):
+        caller.call(bytes(2 << 20))
+    with pytest.raises(PlatformError, match="2097152 bytes"):
+        await caller.call(b"").answer
+    assert caller.lost is None
 
 
 async def test_abandon_cancels_the_handler() -> None:

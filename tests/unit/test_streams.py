@@ -72,6 +72,13 @@ async def test_collecting_gives_credit_without_a_reader() -> None:
     assert end.collected() == b"12345" * 8
 
 
+async def test_what_is_collected_is_bounded() -> None:
+    end, _ = receiver(taking=Taking.COLLECT, most=10)
+    end.feed(0, b"0123456789")
+    with pytest.raises(ProtocolError, match="more than 10"):
+        end.feed(10, b"x")
+
+
 async def test_an_unread_prefix_is_kept_and_the_rest_counted() -> None:
     end, granted = receiver(window=10)
     end.open()

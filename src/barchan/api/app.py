@@ -43,7 +43,7 @@ async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         return router_error(error)
     except ConnectionError:
         raise
-    except Exception as error:  # noqa: BLE001: whatever it is, the client gets a typed answer
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a typed answer
         return error_reply(internal(error))
 
 

@@ -14,7 +14,7 @@ from barchan.wire.frames import STDOUT
 from barchan.wire.guest import Cursor, read_entry
 from barchan.wire.link import Call
 from barchan.wire.messages import ListFiles, ReadFile, WriteFile
-from barchan.wire.streams import CallStreams, Taking
+from barchan.wire.streams import MAX_LISTING, CallStreams, Taking
 
 
 def _path(query: dict[str, str]) -> bytes:
@@ -86,7 +86,7 @@ async def entries(request: web.Request) -> web.StreamResponse:
         user=query.get("user"),
         depth=number(query.get("depth", "1"), "depth"),
     )
-    streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT)
+    streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=MAX_LISTING)
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
     streams.attach(call)
     try:

@@ -34,10 +34,9 @@ from barchan.wire.frames import (
     encode_data,
     encode_eof,
 )
-from barchan.wire.guest import Cursor, ExecFlag, GuestOutcome, OpKind, Refusal, blob
+from barchan.wire.guest import INPUT_WINDOW, Cursor, GuestOutcome, OpKind, Refusal, blob
 from barchan.wire.messages import EnvironmentInfo
 
-INPUT_WINDOW = 256 << 10
 _EXEC_HEAD = struct.Struct("<IIIQI")
 
 
@@ -175,13 +174,11 @@ class FakeGuest:
         if kind != OpKind.EXEC:
             self._send(encode(FrameType.REFUSED, frame.id, struct.pack("<I", Refusal.BAD) + blob(b"only commands")))
             return
-        flags, *_ = cursor.fixed(_EXEC_HEAD)
+        cursor.fixed(_EXEC_HEAD)
         cursor.blob()
         op = _Op(self, frame.id, cursor.blobs())
         self.ops[frame.id] = op
         self._send(encode(FrameType.STARTED, frame.id, struct.pack("<I", 7)))
-        if flags & ExecFlag.STDIN:
-            self._send(encode_credit(frame.id, STDIN, INPUT_WINDOW))
 
     def _for_op(self, op: _Op, frame: Frame) -> None:
         if frame.type == FrameType.DATA:

@@ -186,6 +186,11 @@ class Spawner:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess`; known once the context was left."""
+        return self._process.returncode
+
     async def spawn(self, request: SpawnRequest) -> Spawned:
         """Returns once the guest's binary runs. Raises `CreateFailed`: `phase` is the step, the message holds the errno.
 

@@ -24,6 +24,7 @@ READY_SECONDS = 120.0
 """A node may have many sandboxes to take up, or a scratch volume to make."""
 STOP_SECONDS = 10.0
 _LINE_MOST = 1 << 16
+WHY_HINT = "its messages say why"
 
 
 class Service:
@@ -125,7 +126,7 @@ def _refusal(name: str, line: bytes, code: int | None) -> BarchanError:
     with suppress(msgspec.DecodeError):
         return from_body(msgspec.json.decode(line, type=ErrorBody))
     kind = ApiUnavailable if name == "api" else NodeUnavailable
-    return kind(f"{name} did not start: {how_ended(code)}", phase="start", hint="its log says why")
+    return kind(f"{name} did not start: {how_ended(code)}", phase="start", hint=WHY_HINT)
 
 
 def how_ended(code: int | None) -> str:
@@ -151,4 +152,4 @@ async def purge(config: NodeConfig, timeout: float) -> None:
     finally:
         await drain
     if code:
-        raise NodeUnavailable(f"clean-up failed: {how_ended(code)}", phase="purge", hint="its messages say why")
+        raise NodeUnavailable(f"clean-up failed: {how_ended(code)}", phase="purge", hint=WHY_HINT)

@@ -173,9 +173,14 @@ def _decode(told: bytes) -> dict[str, Any]:
 def _told_error(told: dict[str, Any], log: Path) -> BarchanError:
     import msgspec
 
+    from barchan.cli.services import WHY_HINT
+
     if not told:
         return NodeUnavailable("the server ended before it was ready", phase="start", hint=f"see {log}")
-    return from_body(msgspec.convert(told, ErrorBody))
+    error = from_body(msgspec.convert(told, ErrorBody))
+    if error.hint == WHY_HINT:
+        error.hint = f"see {log}"
+    return error
 
 
 @click.command()

@@ -62,20 +62,25 @@ class Dispatch:
 
     async def _create(self, request: CreateSandbox) -> bytes:
         payload = pack_call(request)
-        reasons: dict[NodeName, str] = {}
+        refusals: dict[NodeName, AdmissionRefused] = {}
         while True:
             name = self._nodes.holder_of_key(request.key)
-            if name is None or name in reasons:
-                name = self._place(request, await self._nodes.some(), reasons)
+            if name is None or name in refusals:
+                name = self._place(request, await self._nodes.some(), refusals)
             try:
                 return await self._create_on(name, request, payload)
             except AdmissionRefused as error:
-                reasons[name] = str(error)
+                refusals[name] = error
 
-    def _place(self, request: CreateSandbox, nodes: tuple[NodeInfo, ...], reasons: dict[NodeName, str]) -> NodeName:
-        left = [node for node in able(nodes, request.spec) if node.name not in reasons]
+    def _place(
+        self, request: CreateSandbox, nodes: tuple[NodeInfo, ...], refusals: dict[NodeName, AdmissionRefused]
+    ) -> NodeName:
+        left = [node for node in able(nodes, request.spec) if node.name not in refusals]
         if not left:
-            raise refused(reasons)
+            fields = {error.field for error in refusals.values()}
+            raise refused(
+                {name: str(error) for name, error in refusals.items()}, fields.pop() if len(fields) == 1 else ""
+            )
         return choose(left, self._random)
 
     async def _create_on(self, name: NodeName, request: CreateSandbox, payload: bytes) -> bytes:

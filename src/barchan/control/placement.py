@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 from barchan.errors import AdmissionRefused, NodeUnavailable, NotSupported
 from barchan.spec import NodeInfo, NodeName, SandboxSpec
@@ -23,19 +24,27 @@ def able(nodes: Iterable[NodeInfo], spec: SandboxSpec) -> list[NodeInfo]:
     with_backend = [node for node in present if spec.backend in node.backends]
     if not with_backend:
         raise NotSupported(f"no node has the backend {spec.backend!r}", field="backend")
-    fitting = [node for node in with_backend if not too_small(node, spec)]
-    if not fitting:
-        raise refused({node.name: too_small(node, spec) for node in with_backend})
-    return fitting
+    short = {node.name: too_small(node, spec) for node in with_backend}
+    if all(short.values()):
+        fields = {lack.field for lack in short.values() if lack}
+        raise refused(
+            {name: str(lack and lack.text) for name, lack in short.items()}, fields.pop() if len(fields) == 1 else ""
+        )
+    return [node for node in with_backend if not short[node.name]]
 
 
-def too_small(node: NodeInfo, spec: SandboxSpec) -> str:
-    """Why the node cannot hold it even when empty, or an empty string."""
-    if node.memory_total and spec.limits.memory > node.memory_total:
-        return f"has {node.memory_total} bytes of memory in all, {spec.limits.memory} asked"
-    if node.disk_total and spec.limits.disk > node.disk_total:
-        return f"has {node.disk_total} bytes of disk in all, {spec.limits.disk} asked"
-    return ""
+class Lack(NamedTuple):
+    field: str
+    text: str
+
+
+def too_small(node: NodeInfo, spec: SandboxSpec) -> Lack | None:
+    """What the node has too little of even when empty."""
+    for resource in ("memory", "disk"):
+        has, wants = getattr(node, f"{resource}_total"), getattr(spec.limits, resource)
+        if has and wants > has:
+            return Lack(f"limits.{resource}", f"has {has} bytes of {resource} in all, {wants} asked")
+    return None
 
 
 def load(node: NodeInfo) -> float:
@@ -54,7 +63,9 @@ def choose(nodes: Sequence[NodeInfo], random: Random, k: int = CHOICES) -> NodeN
     return min(picked, key=load).name
 
 
-def refused(reasons: Mapping[NodeName, str]) -> AdmissionRefused:
-    """One refusal that says what each node said."""
+def refused(reasons: Mapping[NodeName, str], field: str = "") -> AdmissionRefused:
+    """One refusal that says what each node said. `field`: of the spec, when they agree on it."""
     said = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
-    return AdmissionRefused(f"no node takes the sandbox: {said}", hint="wait for sandboxes to end, or ask for less")
+    return AdmissionRefused(
+        f"no node takes the sandbox: {said}", field=field, hint="wait for sandboxes to end, or ask for less"
+    )

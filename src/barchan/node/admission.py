@@ -20,8 +20,9 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     """Of the host, right now."""
     disk: int
     disk_promised: int
+    disk_size: int
     disk_free: int
-    """On the scratch volume, right now."""
+    """Of the scratch volume, right now."""
     pids_free: int
     """Of the host."""
 
@@ -40,7 +41,7 @@ def admit(room: Room, limits: Limits) -> None:
         raise _refused("memory", f"only {room.memory_available} bytes available on the host")
     if room.disk_promised + limits.disk > room.disk:
         raise _refused("disk", f"{room.disk_promised} of {room.disk} bytes promised")
-    if room.disk_free < min(RESERVE, room.disk // 16):
+    if room.disk_free < min(RESERVE, room.disk_size // 8):
         raise _refused("disk", f"only {room.disk_free} bytes free on the scratch volume")
     if room.pids_free < 64:
         raise _refused("pids", f"only {room.pids_free} process ids left on the host")

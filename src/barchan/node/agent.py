@@ -302,6 +302,7 @@ class Agent:
             memory_available=memory.available,
             disk=int(space.size * self.config.disk_overcommit),
             disk_promised=sum(row.spec.limits.disk for row in live),
+            disk_size=space.size,
             disk_free=space.free,
             pids_free=processes.pids_free(),
         )

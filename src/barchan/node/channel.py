@@ -16,6 +16,8 @@ from barchan.wire.frames import Frame, FrameReader, FrameType, encode
 
 FrameSink = Callable[[Frame], None]
 GREETING_SECONDS = 10.0
+MOST_EARLY = 16384
+"""Without credit the guest can tell three ends of each of its operations, and their input credit."""
 _FOR_OPERATIONS = frozenset(
     (FrameType.STARTED, FrameType.DATA, FrameType.EOF, FrameType.CREDIT, FrameType.DONE, FrameType.REFUSED)
 )
@@ -29,6 +31,7 @@ class GuestChannel(asyncio.Protocol):
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._sinks: dict[int, FrameSink] = {}
+        self._early: list[Frame] | None = []
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         self._fault: Exception | None = None
@@ -80,6 +83,12 @@ class GuestChannel(asyncio.Protocol):
         """Deliver the frames of an operation."""
         self._sinks[op] = sink
 
+    def deliver(self) -> None:
+        """Every sink is set: hand out what the guest said of running operations since its greeting."""
+        early, self._early = self._early or [], None
+        for frame in early:
+            self._hand_out(frame)
+
     def release(self, op: int) -> None:
         """The result is recorded: the guest may drop the operation."""
         if self._sinks.pop(op, None) is not None:
@@ -111,11 +120,19 @@ class GuestChannel(asyncio.Protocol):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         elif frame.type in _FOR_OPERATIONS:
+            self._hand_out(frame)
+        else:
+            raise ProtocolError(f"the guest sent a frame of type {frame.type:#x}")
+
+    def _hand_out(self, frame: Frame) -> None:
+        if self._early is None:
             sink = self._sinks.get(frame.id)
             if sink is not None:
                 sink(frame)
+        elif len(self._early) < MOST_EARLY:
+            self._early.append(frame)
         else:
-            raise ProtocolError(f"the guest sent a frame of type {frame.type:#x}")
+            raise ProtocolError("the guest goes on without credit")
 
     def _welcome(self, frame: Frame) -> None:
         if self.greeted.done():

@@ -95,7 +95,7 @@ class Input:
     """The command's input: recorded first, then handed to the guest."""
 
     def __init__(self) -> None:
-        self.limit = 0
+        self.limit = guest.INPUT_WINDOW
         """Up to which the guest takes bytes."""
         self.recorded = 0
         """Where a caller that comes back goes on."""
@@ -155,6 +155,7 @@ class Execution:
         self.input.recorded = max(self.input.recorded, state.stdin)
         self.input.end = self.input.recorded if state.stdin_ended else self.input.end
         self.input.sent = op.taken
+        self._on_input_credit(op.taken + guest.INPUT_WINDOW)
         self._on_started(op.pid)
         self.bind(channel)
         if self.input.resending is not None:
@@ -285,8 +286,7 @@ class Execution:
             output.readers.append(reader)
             self._finish(output, reader)
         self._callers.append(caller)
-        if self.input.limit:
-            caller.credit(STDIN, self.input.limit)
+        caller.credit(STDIN, self.input.limit)
         return readers
 
     def detach(self, caller: Caller) -> None:

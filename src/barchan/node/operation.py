@@ -97,6 +97,7 @@ class Operation:
         self._channel, self._op = channel, op
         channel.listen(op, self.on_guest)
         channel.send(start)
+        self._caller.send_frame(FrameType.CREDIT, U64.pack(guest.INPUT_WINDOW), STDIN)
         self._caller.send_frame(FrameType.CREDIT, U64.pack(INPUT_WINDOW), STDIN)
         for frame in self._early:
             self.on_caller(frame)

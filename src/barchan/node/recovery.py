@@ -54,8 +54,7 @@ async def _adopt(agent: Agent, row: SandboxRow) -> str:
         return "its first process ended while the node agent was away"
     sandbox = LiveSandbox(row.id, row.spec, await agent.registry.secrets(row.id), backend, agent.recorder, agent.broken)
     try:
-        welcome = await sandbox.connect()
-        await sandbox.resume(welcome)
+        await sandbox.connect()
     except BarchanError as error:
         sandbox.close(error)
         return str(error)

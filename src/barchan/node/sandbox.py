@@ -30,7 +30,8 @@ from barchan.wire.guest import ExecFlag, OpKind, Welcome
 logger = logging.getLogger(__name__)
 
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-REDIALS = 3
+REDIALS = 5
+REDIAL_SECONDS = 0.2
 MOST_PROCESS_BYTES = 64 << 20
 START_SECONDS = 10.0
 """A command that does not start within this makes the node ask whether the guest still lives."""
@@ -65,8 +66,8 @@ class LiveSandbox:
 
     # --- the link
 
-    async def connect(self) -> Welcome:
-        """Dial and greet. Raises `SandboxUnavailable`."""
+    async def connect(self) -> None:
+        """Dial, greet, and take up what the guest knows. Raises `SandboxUnavailable`."""
         try:
             transport = await self._backend.connect(self.id, lambda: GuestChannel(self._lost))
         except OSError as error:
@@ -76,11 +77,11 @@ class LiveSandbox:
         welcome = await channel.greet()
         self._channel = channel
         self._used = self._backend.usage(self.id)
-        return welcome
+        await self._resume(channel, welcome)
+        channel.deliver()
 
-    async def resume(self, welcome: Welcome) -> None:
-        """After a reconnect: take up what the guest knows, start what it never saw, drop the rest."""
-        channel = self._live_channel()
+    async def _resume(self, channel: GuestChannel, welcome: Welcome) -> None:
+        """Bind the commands that the guest knows, start those it never saw, drop the rest."""
         known = {op.id: op for op in welcome.ops}
         for state in self._recorder.running(self.id):
             execution = self._executions.get(state.id) or self._execution(state.id, state.seq)
@@ -131,10 +132,14 @@ class LiveSandbox:
             self._redialling = asyncio.get_running_loop().create_task(self._redial())
 
     async def _redial(self) -> None:
-        try:
-            await self.resume(await self.connect())
-        except BarchanError as error:
-            self._on_broken(self.id, f"its guest does not answer: {error}")
+        """A guest that dies hangs up a moment before its end is seen: then `close` ends this."""
+        for _ in range(REDIALS):
+            try:
+                return await self.connect()
+            except BarchanError as error:
+                last = error
+            await asyncio.sleep(REDIAL_SECONDS)
+        self._on_broken(self.id, f"its guest does not answer: {last}")
 
     def _live_channel(self) -> GuestChannel:
         if self._closed is not None:

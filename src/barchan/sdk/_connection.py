@@ -120,11 +120,11 @@ class Connection:
                 return await self.attempts(attempt)
             return await attempt(await self.link())
 
-    async def fetch(self, request: Request) -> bytes:
-        """All bytes of stream 1 of a call that only reads."""
+    async def fetch(self, request: Request, *, most: int = 1 << 62) -> bytes:
+        """All bytes of stream 1 of a call that only reads. More than `most` is a `ProtocolError`."""
 
         async def attempt(link: Link) -> bytes:
-            streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT)
+            streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=most)
             call = link.call(payload, streams.on_frame)
             streams.attach(call)
             await answer(call)

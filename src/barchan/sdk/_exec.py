@@ -80,6 +80,7 @@ class ExecCall:
         self.streams = streams
         self.begun = _compat.Event()
         """Set once it runs, or has ended, or failed to be followed."""
+        self.failure: BarchanError | None = None
         self._connection = connection
         self._sandbox = sandbox
         self._exec = None if exec_ is None else check_exec(exec_)
@@ -102,6 +103,7 @@ class ExecCall:
                     self.streams.finish()
                     return result
         except BarchanError as error:
+            self.failure = error
             self.streams.fail(error)
             raise
         finally:

@@ -29,7 +29,7 @@ from barchan.wire.messages import (
     pack_call,
     unpack,
 )
-from barchan.wire.streams import ByteSender, CallStreams
+from barchan.wire.streams import MAX_LISTING, ByteSender, CallStreams
 
 PathText = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[int], None]
@@ -121,9 +121,9 @@ class Files:
         return True
 
     async def list(self, path: PathText, *, depth: int = 1, user: str | None = None) -> tuple[FileStat, ...]:
-        """Entries with paths relative to `path`. Depth 1 is the directory's own."""
+        """Entries with paths relative to `path`. Depth 1 is the directory's own. At most 64 MiB of them."""
         request = ListFiles(sandbox=self._sandbox, path=to_bytes(path), depth=depth, user=user)
-        cursor, found = Cursor(await self._connection.fetch(request)), []
+        cursor, found = Cursor(await self._connection.fetch(request, most=MAX_LISTING)), []
         while cursor.left:
             found.append(_stat_of(read_entry(cursor)))
         return tuple(found)

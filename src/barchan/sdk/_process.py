@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from barchan.errors import BarchanError
 from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
 from barchan.sdk._exec import ExecCall
@@ -141,7 +140,6 @@ async def begin(
         if exec_ is not None:
             call.cancel()
         raise
-    failed = process._following.done() and process._following.exception()
-    if isinstance(failed, BarchanError):
-        raise failed
+    if call.failure is not None:
+        await process.wait()
     return process

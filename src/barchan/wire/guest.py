@@ -16,6 +16,8 @@ from barchan.wire.frames import FrameType, encode
 VERSION_OLDEST, VERSION_NEWEST = 1, 1
 KEEP = 0xFFFFFFFF
 ALL = 0xFFFFFFFFFFFFFFFF
+INPUT_WINDOW = 256 << 10
+"""Input bytes that the guest takes beyond those it has taken, before it says so."""
 
 _ENTRY = struct.Struct("<B3xIIIIQq")
 _DONE = struct.Struct("<B3xiQQQQI")

@@ -19,8 +19,26 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from barchan.errors import ApiUnavailable, BarchanError, ErrorBody, InternalError, ProtocolError, from_body
-from barchan.wire.frames import CHUNK, Frame, FrameReader, FrameType, encode, encode_credit, encode_data, encode_eof
+from barchan.errors import (
+    ApiUnavailable,
+    BarchanError,
+    ErrorBody,
+    InternalError,
+    InvalidRequest,
+    ProtocolError,
+    from_body,
+)
+from barchan.wire.frames import (
+    CHUNK,
+    MAX_PAYLOAD,
+    Frame,
+    FrameReader,
+    FrameType,
+    encode,
+    encode_credit,
+    encode_data,
+    encode_eof,
+)
 from barchan.wire.messages import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -161,7 +179,9 @@ class Link:
             self._write(data)
 
     def call(self, payload: bytes, on_frame: FrameSink = ignore_frame) -> Call:
-        """Send a CALL. When the link is already lost, the answer has failed."""
+        """Send a CALL. When the link is already lost, the answer has failed. `InvalidRequest` for one that fits no frame."""
+        if len(payload) > MAX_PAYLOAD:
+            raise InvalidRequest(f"a request of {len(payload)} bytes", hint=f"at most {MAX_PAYLOAD} bytes")
         call = Call(self, next(self._ids), on_frame)
         if self.lost is not None:
             call.fail(self.lost)
@@ -234,12 +254,20 @@ class Link:
         finally:
             still_wanted = self._incoming.pop(incoming.id, None) is incoming
         if still_wanted:
-            incoming.send_frame(type_, payload)
+            incoming.send_frame(*_fitting(type_, payload))
 
     def _abandoned(self, id_: int) -> None:
         incoming = self._incoming.pop(id_, None)
         if incoming is not None and incoming.task is not None:
             incoming.task.cancel()
+
+
+def _fitting(type_: int, payload: bytes) -> tuple[int, bytes]:
+    """An answer too large for a frame would cost the whole connection."""
+    if len(payload) <= MAX_PAYLOAD:
+        return type_, payload
+    error = InternalError(f"the answer has {len(payload)} bytes", hint=f"at most {MAX_PAYLOAD} can be sent at once")
+    return FrameType.ERROR, pack(error.body())
 
 
 class LinkProtocol(asyncio.Protocol):
@@ -260,6 +288,7 @@ class LinkProtocol(asyncio.Protocol):
         self._lost = lost
         self._on_close = on_close
         self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -287,7 +316,16 @@ class LinkProtocol(asyncio.Protocol):
         self.transport.abort()
 
     def _send(self, data: bytes) -> None:
-        self.transport.write(data)
+        # A write is a system call at once, and one step of a handler often sends several frames.
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(data)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if self.transport.is_closing():
+            return
+        self.transport.write(b"".join(unsent))
         if self.transport.get_write_buffer_size() > MAX_UNSENT:
             logger.warning("link dropped: the peer does not read")
             self.transport.abort()

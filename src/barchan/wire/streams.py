@@ -28,6 +28,8 @@ from barchan.wire.link import Call
 
 WINDOW = 1 << 20
 """Bytes a receiver takes ahead of its reader."""
+MAX_LISTING = 64 << 20
+"""Bytes of a directory listing, which the sandbox makes as long as it likes."""
 
 
 class Taking(Enum):
@@ -51,7 +53,9 @@ class ByteReceiver:
         offset: int = 0,
         window: int = WINDOW,
         taking: Taking = Taking.BUFFER,
+        most: int = 1 << 62,
     ) -> None:
+        """`most` bounds what is kept unread; more is a `ProtocolError`."""
         self.grant = grant
         self.offset = offset
         """The next byte expected from the sender."""
@@ -61,6 +65,7 @@ class ByteReceiver:
         """Bytes dropped here because nobody read them."""
         self.ended = False
         self._taking = taking
+        self._most = most
         self._taken = offset
         self._granted = offset
         self._window = window
@@ -94,6 +99,8 @@ class ByteReceiver:
             self.unread += len(fresh)
         else:
             self._kept += len(fresh)
+            if self._kept > self._most:
+                raise ProtocolError(f"more than {self._most} bytes were sent")
             self._chunks.append(fresh)
             self._notify()
         if self._taking != Taking.BUFFER:
@@ -270,9 +277,10 @@ class CallStreams:
         taking: Taking = Taking.BUFFER,
         stdout_offset: int = 0,
         stderr_offset: int = 0,
+        most: int = 1 << 62,
     ) -> None:
-        self.stdout = ByteReceiver(partial(self._credit, STDOUT), offset=stdout_offset, taking=taking)
-        self.stderr = ByteReceiver(partial(self._credit, STDERR), offset=stderr_offset, taking=taking)
+        self.stdout = ByteReceiver(partial(self._credit, STDOUT), offset=stdout_offset, taking=taking, most=most)
+        self.stderr = ByteReceiver(partial(self._credit, STDERR), offset=stderr_offset, taking=taking, most=most)
         self.stdin = ByteSender(self._data, self._eof)
         self._opened = [(self.stdout, self.stderr)[stream - 1] for stream in outputs]
         self.on_event: Callable[[bytes], None] | None = None

@@ -1,0 +1,361 @@
+"""The command line against a real server: what people know from `docker run`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import Server
+
+MIB = 1 << 20
+SMALL = ("--memory", "128m", "--disk", "64m", "--pids", "64")
+EVERY_BYTE = bytes(range(256))
+
+
+class Cli:
+    """The command, on the run's server."""
+
+    def __init__(self, server: Server, env: str) -> None:
+        self._server = server
+        self.env = env
+
+    def argv(self, command: str, *argv: str | bytes | Path) -> list[str | bytes | Path]:
+        return [sys.executable, "-m", "barchan.cli.main", command, "--data", str(self._server.data), *argv]
+
+    def __call__(
+        self, command: str, *argv: str | bytes | Path, stdin: bytes | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        return subprocess.run(self.argv(command, *argv), capture_output=True, timeout=60, check=False, **feed)
+
+    def run(self, *argv: str | bytes, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        return self("run", self.env, *SMALL, *argv, stdin=stdin)
+
+    def ids(self) -> list[str]:
+        return self("ls", "-q").stdout.decode().split()
+
+    @contextmanager
+    def started(self, *argv: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+        """`run --json`, and its sandbox's id."""
+        command = self.argv("run", "--json", self.env, *SMALL, *argv)
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None
+                created = json.loads(process.stdout.readline())
+                yield process, created["sandbox"]
+            finally:
+                process.kill()
+
+
+def said(process: subprocess.Popen[bytes], text: bytes) -> None:
+    """Wait until the command has written `text`."""
+    assert process.stdout is not None
+    got = b""
+    for line in process.stdout:
+        if (event := json.loads(line))["event"] == "output":
+            got += base64.b64decode(event["base64"])
+        if text in got:
+            return
+    pytest.fail(f"ended after {got!r}")
+
+
+@pytest.fixture(scope="session")
+def cli(server: Server, tiny_env: str) -> Cli:
+    return Cli(server, tiny_env)
+
+
+@pytest.fixture
+def sandbox(cli: Cli) -> Iterator[str]:
+    made = cli("create", cli.env, *SMALL)
+    assert made.returncode == 0, made.stderr
+    id_ = made.stdout.decode().strip()
+    yield id_
+    assert cli("stop", id_).returncode == 0
+
+
+# --- exit codes
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 125, 255])
+def test_the_programs_own_exit_code(cli: Cli, code: int) -> None:
+    done = cli.run("--", "sh", "-c", f"exit {code}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "argv", "code", "told"),
+    [
+        (["--timeout", "0.5"], ["sleep", "60"], 124, b"timed out after 0.5 s"),
+        ([], ["/etc/passwd"], 126, b"/etc/passwd: cannot be executed"),
+        ([], ["no-such-program"], 127, b"no-such-program: not found"),
+        ([], ["sh", "-c", "kill -9 $$"], 137, b""),
+        ([], ["sh", "-c", "kill -TERM $$"], 143, b""),
+        (["--memory", "32m"], ["sh", "-c", "x=a; while :; do x=$x$x; done"], 137, b"oom: "),
+        ([], ["dd", "if=/dev/zero", "of=/f", "bs=1M", "count=100"], 1, b"disk_full: "),
+        (["--pids", "12"], ["sh", "-c", "for i in $(seq 40); do sleep 9 & done; wait"], 2, b"pids: "),
+        (["-u", "nobody-here"], ["true"], 125, b"[user_not_found]"),
+    ],
+)
+def test_other_endings(cli: Cli, options: list[str], argv: list[str], code: int, told: bytes) -> None:
+    done = cli.run(*options, "--", *argv)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
+
+
+def test_a_wrong_environment(cli: Cli) -> None:
+    done = cli("run", "tinny", "--", "true")
+    assert done.returncode == 125
+    assert done.stderr.startswith(b"error: ") and b"[environment_not_found]" in done.stderr
+
+
+# --- bytes
+
+
+def test_exact_bytes_on_both_outputs(cli: Cli) -> None:
+    octal = "".join(f"\\{byte:03o}" for byte in EVERY_BYTE)
+    done = cli.run("--", "sh", "-c", f"printf '{octal}'; printf 'err\\377\\r\\n' >&2")
+    assert done.stdout == EVERY_BYTE
+    assert done.stderr == b"err\xff\r\n"
+
+
+def test_arguments_and_environment_are_bytes(cli: Cli) -> None:
+    odd = b"\xff\xfe '\"$x\n"
+    done = cli.run("-e", b"A=" + odd, "-w", "/tmp", "--", "sh", "-c", 'printf %s "$A$1"; pwd', "sh", odd)
+    assert done.stdout == odd + odd + b"/tmp\n"
+
+
+def test_input_only_on_request(cli: Cli) -> None:
+    assert cli.run("--", "cat", stdin=b"hello").stdout == b""
+    assert cli.run("-i", "--", "cat", stdin=b"hello").stdout == b"hello"
+
+
+def test_much_input_and_output(cli: Cli) -> None:
+    data = os.urandom(MIB) * 50
+    done = cli.run("-i", "--", "cat", stdin=data)
+    assert done.returncode == 0
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
+
+
+def test_input_that_the_program_does_not_read(cli: Cli) -> None:
+    assert cli.run("-i", "--", "head", "-c", "3", stdin=b"x" * 8 * MIB).stdout == b"xxx"
+
+
+def test_output_is_cut_where_asked(cli: Cli) -> None:
+    done = cli.run("--output-limit", "1k", "--", "head", "-c", "5000", "/dev/zero")
+    assert (done.returncode, done.stdout) == (0, bytes(1024))
+    assert b"3976 bytes are missing" in done.stderr
+
+
+def test_a_reader_that_has_seen_enough(cli: Cli) -> None:
+    before = set(cli.ids())
+    with subprocess.Popen(
+        cli.argv("run", cli.env, *SMALL, "--", "yes"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as p:
+        assert p.stdout is not None and p.stderr is not None
+        assert p.stdout.read(4) == b"y\ny\n"
+        p.stdout.close()
+        assert (p.wait(timeout=30), p.stderr.read()) == (141, b"")
+    assert set(cli.ids()) <= before
+
+
+# --- signals
+
+
+def test_sigterm_ends_the_command_and_its_sandbox(cli: Cli) -> None:
+    with cli.started("--", "sh", "-c", "echo up; exec sleep 600") as (process, sandbox):
+        said(process, b"up\n")
+        assert sandbox in cli.ids()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 143
+    assert sandbox not in cli.ids()
+
+
+def test_ctrl_c_is_the_commands_to_handle(cli: Cli) -> None:
+    script = "trap 'echo int; exit 9' INT; echo up; while :; do sleep 0.05; done"
+    with cli.started("--", "sh", "-c", script) as (process, sandbox):
+        said(process, b"up\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 9
+    assert sandbox not in cli.ids()
+
+
+def test_a_second_ctrl_c_cancels(cli: Cli) -> None:
+    script = "trap 'echo int' INT; echo up; while :; do sleep 0.05; done"
+    with cli.started("--", "sh", "-c", script) as (process, sandbox):
+        said(process, b"up\n")
+        process.send_signal(signal.SIGINT)
+        said(process, b"int\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    assert sandbox not in cli.ids()
+
+
+# --- sandboxes
+
+
+def test_exec_in_a_sandbox_that_stays(cli: Cli, sandbox: str) -> None:
+    assert cli("exec", sandbox, "--", "sh", "-c", "echo kept > /file").returncode == 0
+    done = cli("exec", "-u", "user", "-e", "A=1", sandbox, "sh", "-c", "id -un; cat /file; echo $A; exit 3")
+    assert (done.returncode, done.stdout) == (3, b"user\nkept\n1\n")
+    assert cli("exec", "-i", sandbox, "--", "wc", "-c", stdin=b"12345").stdout.strip() == b"5"
+
+
+def test_run_keeps_the_sandbox_on_request(cli: Cli) -> None:
+    done = cli.run("--keep", "-e", "A=later", "--", "true")
+    sandbox = done.stderr.decode().split()[-1]
+    assert cli("exec", sandbox, "--", "sh", "-c", "echo $A").stdout == b"later\n"
+    assert cli("stop", sandbox).stdout.decode().strip() == sandbox
+    assert cli("stop", sandbox).returncode == 0, "stopping twice is fine"
+    done = cli("exec", sandbox, "--", "true")
+    assert done.returncode == 125 and b"[sandbox_stopped]" in done.stderr
+
+
+def test_list_by_label(cli: Cli) -> None:
+    label = f"test={os.getpid()}[red]"
+    made = json.loads(cli("create", "--json", cli.env, *SMALL, "--label", label).stdout)
+    try:
+        assert cli("ls", "-q", "--label", label).stdout.decode().split() == [made["id"]]
+        (listed,) = json.loads(cli("ls", "--json", "--label", label).stdout)
+        assert (listed["id"], listed["state"]) == (made["id"], "ready")
+        table = cli("ls", "--label", label).stdout.decode()
+        assert made["id"] in table and label in table, "markup is text"
+    finally:
+        cli("stop", made["id"])
+
+
+def test_a_detached_command_its_processes_and_its_log(cli: Cli, sandbox: str) -> None:
+    script = "printf 'one\\033[2J\\n'; echo two >&2; exec sleep 600"
+    id_ = cli("exec", "-d", sandbox, "--", "sh", "-c", script).stdout.decode().strip()
+    table = cli("ps", sandbox).stdout.decode()
+    assert "sleep 600" in table
+    processes = json.loads(cli("ps", "--json", sandbox).stdout)
+    assert ["sleep", "600"] in [process["argv"] for process in processes]
+    exact = cli("logs", sandbox, "--exec", id_)
+    assert (exact.stdout, exact.stderr) == (b"one\x1b[2J\n", b"two\n")
+    shown = cli("logs", sandbox).stdout.decode()
+    assert f"{id_} | one\\x1b[2J\n" in shown and f"{id_} ! two\n" in shown
+    assert "\x1b" not in shown
+
+
+def test_json_results(cli: Cli) -> None:
+    done = cli.run("--json", "--", "sh", "-c", "echo out; echo err >&2; exit 5")
+    assert (done.returncode, done.stderr) == (5, b"")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    streams = {event["stream"]: base64.b64decode(event["base64"]) for event in events if event["event"] == "output"}
+    assert streams == {"stdout": b"out\n", "stderr": b"err\n"}
+    assert events[0]["event"] == "created"
+    assert (events[-1]["event"], events[-1]["exit_code"], events[-1]["result"]["outcome"]) == ("result", 5, "exited")
+
+
+def test_unknown_sandbox(cli: Cli) -> None:
+    for command in (("exec", "test-00000000000000000000", "--", "true"), ("ps", "test-00000000000000000000")):
+        done = cli(*command)
+        assert done.returncode == (125 if command[0] == "exec" else 1)
+        assert b"[sandbox_not_found]" in done.stderr
+
+
+# --- files
+
+
+def test_copy_a_file_either_way(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    data = os.urandom(3 * MIB)
+    (tmp_path / "file").write_bytes(data)
+    (tmp_path / "file").chmod(0o750)
+    assert cli("cp", tmp_path / "file", f"{sandbox}:/new/name").returncode == 0
+    assert cli("cp", tmp_path / "file", f"{sandbox}:/tmp").returncode == 0, "a directory gets it inside"
+    assert cli("cp", f"{sandbox}:/new/name", tmp_path / "back").returncode == 0
+    (tmp_path / "dir").mkdir()
+    assert cli("cp", f"{sandbox}:/tmp/file", tmp_path / "dir").returncode == 0
+    for copy in (tmp_path / "back", tmp_path / "dir/file"):
+        assert copy.read_bytes() == data
+        assert copy.stat().st_mode & 0o777 == 0o750
+
+
+def test_copy_a_tree_either_way(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "sub/file").write_text("x")
+    (tree / "link").symlink_to("sub/file")
+    os.mkfifo(tree / "fifo")
+    sent = cli("cp", "--json", tree, f"{sandbox}:/")
+    assert json.loads(sent.stdout) == {"files": 1, "bytes": 1, "skipped": ["fifo"]}
+    assert cli("cp", f"{sandbox}:/tree", tmp_path / "back").returncode == 0
+    assert (tmp_path / "back/link").readlink() == Path("sub/file")
+    assert (tmp_path / "back/sub/file").read_text() == "x"
+    assert sorted(p.name for p in (tmp_path / "back").iterdir()) == ["link", "sub"]
+
+
+def test_copy_refused(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    for source, target, code in [
+        (f"{sandbox}:/none", str(tmp_path / "x"), b"[file_missing]"),
+        (str(tmp_path / "none"), f"{sandbox}:/x", b"[file_missing]"),
+        (f"{sandbox}:/a", f"{sandbox}:/b", b"[invalid_request]"),
+        (str(tmp_path), str(tmp_path / "y"), b"[invalid_request]"),
+        (f"{sandbox}:/etc/..", str(tmp_path), b"[invalid_request]"),
+    ]:
+        done = cli("cp", source, target)
+        assert done.returncode == 1
+        assert done.stderr.rstrip().endswith(code), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_long_copy_shows_a_bar_on_a_terminal(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    assert cli("exec", sandbox, "--", "sh", "-c", "head -c 30000000 /dev/zero > /big").returncode == 0
+    script = "import barchan.cli.cp as c, barchan.cli.main as m, sys; c.BAR_AFTER = 0; m.main(sys.argv[1:])"
+    command = [sys.executable, "-c", script, *cli.argv("cp", f"{sandbox}:/big", tmp_path / "big")[3:]]
+    shown, terminal = pty.openpty()
+    seen = bytearray()
+    reader = threading.Thread(target=drain, args=(shown, seen))
+    reader.start()
+    try:
+        done = subprocess.run(command, stderr=terminal, timeout=60, check=False)
+    finally:
+        os.close(terminal)
+        reader.join(timeout=10)
+        os.close(shown)
+    assert done.returncode == 0
+    assert b"28.6" in seen and b"MiB" in seen
+
+
+def drain(fd: int, into: bytearray) -> None:
+    try:
+        while data := os.read(fd, 4096):
+            into += data
+    except OSError:  # the terminal is gone
+        return
+
+
+# --- the server
+
+
+def test_a_second_up_is_refused(cli: Cli, server: Server) -> None:
+    for extra in ((), ("-d",)):
+        done = cli("up", *extra)
+        assert done.returncode == 1
+        assert b"is served by another `barchan up` (pid " in done.stderr and b"[conflict]" in done.stderr
+    assert cli("ls").returncode == 0, "the first one still serves"
+
+
+def test_doctor_agrees_with_what_runs(cli: Cli) -> None:
+    done = cli("doctor", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["containers"] is True
+
+
+def test_layers_are_listed_without_the_server(cli: Cli) -> None:
+    layers = json.loads(cli("env", "ls", "--json").stdout)
+    assert cli.env in [layer["name"] for layer in layers]
+    assert f"{cli.env}@1 " in cli("env", "ls").stdout.decode()
