@@ -119,13 +119,11 @@ static int set_up(int listener) {
 
 static _Noreturn void serve(void) {
     struct epoll_event event[BATCH];
-    bool idle = false;
     for (;;) {
         int timeout = ops_run();
-        if (link_flush(idle) && (timeout < 0 || timeout > LAZY_MS))
+        if (link_flush() && (timeout < 0 || timeout > LAZY_MS))
             timeout = LAZY_MS;
         int n = epoll_wait(epoll_fd, event, BATCH, children_waiting ? 0 : timeout);
-        idle = n == 0;
         for (int i = 0; i < n; i++) {
             struct source *source = event[i].data.ptr;
             if (source->fd >= 0)

@@ -115,9 +115,9 @@ void link_hang_up(void);
 void link_control(uint8_t type, uint8_t stream, uint64_t id, const void *payload, uint32_t size);
 /* The operation has something to send. */
 void link_ready(struct op *op);
-/* Sends what there is. STARTED and EOF alone wait for company unless `now`, so that a short program's whole story leaves at
+/* Sends what there is. STARTED and EOF alone wait up to 1 ms for company, so that a short program's whole story leaves at
  * once; true: such frames wait. */
-bool link_flush(bool now);
+bool link_flush(void);
 
 /* sessions.c */
 void exec_start(struct op *op, const struct request *request);

@@ -16,6 +16,7 @@
 #define COPY_BELOW 8192u /* smaller frames are gathered and leave in one system call */
 #define READ_AHEAD (64u << 10)
 #define SEND_BUFFER (512 << 10)
+#define LAZY_NS 1000000u
 
 static void listener_ready(struct source *source, uint32_t events);
 static void connection_ready(struct source *source, uint32_t events);
@@ -27,7 +28,8 @@ static size_t in_size, in_cap = sizeof small_in;
 static uint8_t *pending;
 static size_t pending_at, pending_size, pending_cap;
 static struct op *ready_first, *ready_last;
-static bool urgent; /* something in `pending` should leave now */
+static bool urgent; /* something in `pending` should leave as soon as the socket takes it */
+static uint64_t lazy_since;
 static bool greeted, farewell, blocked; /* blocked: the socket took less than it was given */
 static uint64_t boot;
 
@@ -118,6 +120,7 @@ static void send_pieces(struct iovec *piece, int count) {
         size_t skip = sent < piece[i].iov_len ? sent : piece[i].iov_len;
         sent -= skip;
         blocked |= skip < piece[i].iov_len;
+        urgent |= blocked;
         if (skip < piece[i].iov_len && !pending_append((uint8_t *)piece[i].iov_base + skip, piece[i].iov_len - skip)) {
             link_hang_up();
             return;
@@ -231,13 +234,26 @@ static void emit_all(void) {
     }
 }
 
-bool link_flush(bool now) {
+/* Whether what is pending may still wait for company. */
+static bool may_wait(void) {
+    if (urgent || pending_at == pending_size) {
+        lazy_since = 0;
+        return false;
+    }
+    uint64_t now = monotonic_ns();
+    if (!lazy_since)
+        lazy_since = now;
+    return now - lazy_since < LAZY_NS;
+}
+
+bool link_flush(void) {
     blocked = false;
     emit_all();
-    if (!now && !urgent && pending_at < pending_size)
+    if (may_wait())
         return true;
+    lazy_since = 0;
     bool empty = pending_flush();
-    urgent = urgent && !empty;
+    urgent = !empty;
     if (empty && farewell)
         link_hang_up();
     if (link_up())

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 from barchan import EnvironmentRef
@@ -45,8 +44,7 @@ def fetch(cache: Path) -> Path:
         pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "download", "--no-deps"]
         wanted = ["--no-binary", "cachetools", "-r", str(HERE / "requirements.txt"), "-d", str(cache)]
         subprocess.run([*pip, *wanted], check=True)
-        with tarfile.open(cache / "cachetools-5.5.2.tar.gz") as archive:
-            archive.extractall(cache, filter="data")
+        subprocess.run(["tar", "-C", str(cache), "-xf", str(cache / "cachetools-5.5.2.tar.gz")], check=True)
     return source
 
 

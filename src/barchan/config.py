@@ -99,8 +99,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     scratch_bytes: int = 0
     """Fully allocated when made, so that a full host disk cannot break the volume."""
     uid_first: int = 0x30000000
-    """First of the host user ids given to sandboxes, 65,536 each; the id below it is the guest's own."""
+    """First of the host user ids given to sandboxes; the one below it is the spawner's."""
     uid_count: int = 65536
+    """Host user ids per sandbox; the last of them is its first process's and has no number inside."""
     segment_bytes: int = 64 * MIB
     log_bytes: int = 8 * GIB
     """When the segments exceed this, the oldest sealed ones without a live sandbox are removed."""

@@ -54,7 +54,7 @@ def make_tiny(root: Path) -> Path:
 
 APPLETS = """
 sh ash cat ls echo true false sleep head tail grep sed awk find dd yes env id pwd mkdir rm rmdir cp mv ln chmod chown
-ps kill touch test wc sort uniq tr cut seq nohup setsid timeout sha256sum stat tee printf mount umount hostname nc
+ps kill touch test wc sort uniq tr cut seq setsid timeout sha256sum stat tee printf mount umount hostname nc
 """.strip()
 
 

@@ -355,7 +355,7 @@ def test_doctor_agrees_with_what_runs(cli: Cli) -> None:
     assert json.loads(done.stdout)["containers"] is True
 
 
-def test_layers_are_listed_without_the_server(cli: Cli) -> None:
-    layers = json.loads(cli("env", "ls", "--json").stdout)
-    assert cli.env in [layer["name"] for layer in layers]
-    assert f"{cli.env}@1 " in cli("env", "ls").stdout.decode()
+def test_layers_are_listed_without_the_server(cli: Cli, server: Server) -> None:
+    assert cli.env in [layer["name"] for layer in server.run("env", "ls")]
+    table = subprocess.run(server.command("env", "ls"), capture_output=True, text=True, timeout=60, check=True)
+    assert f"{cli.env}@1 " in table.stdout

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from barchan import Client, Sandbox, errors
+from barchan.kernel import processes
 from tests.e2e.conftest import make_tiny
 from tests.server import PLACE, Server, remove, shared_server
 
@@ -189,7 +190,7 @@ async def test_leftovers_of_unknown_sandboxes_are_swept(own: Server, client: Cli
     forget(own.data / "node.db", box.id)
     kill(own, "node")
     async with asyncio.timeout(20):
-        while Path(f"/proc/{pid}").exists() or (own.data / "scratch" / box.id).exists():
+        while processes.start_time(pid) or (own.data / "scratch" / box.id).exists():
             await asyncio.sleep(0.05)
     with pytest.raises(errors.SandboxNotFound):
         await client.get(box.id)
@@ -224,10 +225,10 @@ def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
         made = server.run("create", "tiny")
         instance = (data / "instance").read_text().strip()
         pid = made["pid"]
-        assert Path(f"/proc/{pid}").exists()
+        assert processes.start_time(pid)
         assert groups(instance)
         server.run("down")
-        assert not Path(f"/proc/{pid}").exists()
+        assert not processes.start_time(pid)
         assert str(data) not in Path("/proc/self/mountinfo").read_text()
         assert not [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(data) in p.read_text()]
         assert not groups(instance)

@@ -32,7 +32,7 @@ while True:
 def tree() -> Iterator[GroupTree]:
     if os.geteuid():
         pytest.skip("control groups need root")
-    tree = GroupTree(cgroups.detect(), f"barchan-groups-{os.getpid()}", OWNER)
+    tree = GroupTree(cgroups.detect(), f"barchan-groups-{os.getpid()}")
     tree.prepare()
     try:
         yield tree
@@ -66,7 +66,7 @@ def read(path: Path, name: str) -> str:
 
 
 def test_limits_are_what_the_kernel_says(tree: GroupTree) -> None:
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         memory = group.v1.get("memory")
         if memory:
             assert int(read(memory, "memory.limit_in_bytes")) == LIMITS.memory
@@ -84,13 +84,13 @@ def test_limits_are_what_the_kernel_says(tree: GroupTree) -> None:
 def test_making_again_changes_the_limits(tree: GroupTree, sizes: tuple[int, int]) -> None:
     """Also below and above the old value, where v1 wants its two limits written in another order."""
     for size in sizes:
-        with tree.make("a", Limits(memory=size * MIB)) as group:
+        with tree.make("a", Limits(memory=size * MIB), OWNER) as group:
             path, name = group.v1.get("memory"), "memory.limit_in_bytes"
             assert int(read(path or group.unified, name if path else "memory.max")) == size * MIB
 
 
 def test_over_allocation_is_killed_and_counted(tree: GroupTree) -> None:
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         assert group.counters() == groups.Counters(0, 0, group.counters().memory)
         assert start(group, sys.executable, "-c", HOG).wait(30) == -9
         assert group.counters().oom_kills == 1
@@ -98,13 +98,13 @@ def test_over_allocation_is_killed_and_counted(tree: GroupTree) -> None:
 
 def test_same_program_lives_without_the_limit(tree: GroupTree) -> None:
     """The control of the test above."""
-    with tree.make("a", Limits(memory=1024 * MIB)) as group:
+    with tree.make("a", Limits(memory=1024 * MIB), OWNER) as group:
         assert start(group, sys.executable, "-c", HOG).wait(30) == 0
         assert group.counters().oom_kills == 0
 
 
 def test_fork_bomb_hits_the_limit_and_is_ended(tree: GroupTree) -> None:
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         bomb = start(group, sys.executable, "-c", BOMB)
         while not group.counters().pids_max_hits:
             os.sched_yield()
@@ -118,7 +118,7 @@ def test_fork_bomb_hits_the_limit_and_is_ended(tree: GroupTree) -> None:
 
 def test_ending_one_by_one_where_there_is_no_kill_file(tree: GroupTree) -> None:
     """What v1 and old kernels get, against the same fork race."""
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         path = group.v1.get("pids", group.unified)
         bomb = start(group, sys.executable, "-c", BOMB)
         while not group.counters().pids_max_hits:
@@ -129,7 +129,7 @@ def test_ending_one_by_one_where_there_is_no_kill_file(tree: GroupTree) -> None:
 
 
 def test_wait_ends_without_an_answer_while_something_lives(tree: GroupTree) -> None:
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         child = started(group)
         assert not group.wait_empty(0.05)
         group.kill()
@@ -138,11 +138,11 @@ def test_wait_ends_without_an_answer_while_something_lives(tree: GroupTree) -> N
 
 
 def test_groups_are_found_again_by_id(tree: GroupTree) -> None:
-    tree.make("a", LIMITS).close()
-    again = GroupTree(cgroups.detect(), tree.unified.name, OWNER)
+    tree.make("a", LIMITS, OWNER).close()
+    again = GroupTree(cgroups.detect(), tree.unified.name)
     again.prepare()
     assert again.list() == {"a"}
-    with again.make("a", LIMITS) as made, started(made) as child:
+    with again.make("a", LIMITS, OWNER) as made, started(made) as child:
         found = again.open("a")
         assert found is not None
         with found:
@@ -162,7 +162,7 @@ def test_half_made_groups_are_listed_and_not_opened(tree: GroupTree) -> None:
 
 
 def test_destroy_takes_processes_and_sub_groups_and_may_be_repeated(tree: GroupTree) -> None:
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         child = started(group)
         (group.unified / "exec-1" / "deeper").mkdir(parents=True)
         (group.unified / "exec-1" / "deeper" / "cgroup.procs").write_text(str(child.pid))
@@ -175,7 +175,7 @@ def test_destroy_takes_processes_and_sub_groups_and_may_be_repeated(tree: GroupT
 
 
 def test_remove_refuses_while_a_process_lives(tree: GroupTree) -> None:
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         child = started(group)
         with pytest.raises(TimeoutError):
             group.remove(timeout=0.05)
@@ -192,7 +192,7 @@ def test_owner_may_sort_its_processes_but_not_lift_limits(tree: GroupTree) -> No
         ! echo max >cgroup.max.depth
         for file in $2; do ! echo -1 >$file; done
     """
-    with tree.make("a", LIMITS) as group:
+    with tree.make("a", LIMITS, OWNER) as group:
         limits = " ".join(str(path / name) for path, name in files_with_limits(group))
         join = f'echo $$ >{group.unified}/cgroup.procs; exec setpriv --reuid {OWNER} --clear-groups sh -c "$@"'
         done = subprocess.run(
@@ -211,7 +211,7 @@ def files_with_limits(group: Group) -> list[tuple[Path, str]]:
 
 
 def test_close_keeps_parents_that_are_in_use(tree: GroupTree) -> None:
-    tree.make("a", LIMITS).close()
+    tree.make("a", LIMITS, OWNER).close()
     with pytest.raises(OSError, match="busy"):
         tree.close()
     tree.destroy("a")
@@ -224,6 +224,6 @@ def test_close_keeps_parents_that_are_in_use(tree: GroupTree) -> None:
 def test_no_descriptor_is_left_open(tree: GroupTree) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for number in range(5):
-        tree.make(f"s{number}", LIMITS).close()
+        tree.make(f"s{number}", LIMITS, OWNER).close()
         tree.destroy(f"s{number}")
     assert len(os.listdir("/proc/self/fd")) == before

@@ -57,4 +57,4 @@ def test_controllers_may_be_split_between_both() -> None:
 )
 def test_unusable_layouts_are_refused_with_one_message(found: CgroupLayout, said: str) -> None:
     with pytest.raises(FeatureMissing, match=said):
-        GroupTree(found, "barchan-x", 1000)
+        GroupTree(found, "barchan-x")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from barchan.backends.base import Abilities, Launch, Running, Space, Usage
 from barchan.backends.spawner import Spawner, SpawnFlag, SpawnRequest, install_guest
@@ -45,13 +45,27 @@ OOM_SCORE = 300
 PROBE_BYTES = 1 * MIB
 
 
+class Ids(NamedTuple):
+    """Host ids of one sandbox: those it maps, and one of its own for its first process, outside the map.
+
+    Kernel limits counted per user (inotify instances, pending signals) add up at that last one, so it is not shared.
+    """
+
+    base: int
+    size: int
+
+    @property
+    def guest(self) -> int:
+        return self.base + self.size
+
+
 @dataclass
 class Draft:
     """A container in the making, and the descriptors its making holds."""
 
     launch: Launch
     layers: tuple[Layer, ...]
-    uid_base: int
+    ids: Ids
     group: Group | None = None
     tree_fd: int = -1
     listener: socket.socket | None = None
@@ -70,7 +84,7 @@ class Draft:
     def fds(self) -> list[int]:
         """In the order of native/spawn.h."""
         assert self.group is not None and self.listener is not None
-        return [self.listener.fileno(), self.tree_fd, self.group.dir_fd, *self.group.procs_fds, *self.layer_fds]
+        return [self.listener.fileno(), self.tree_fd, self.group.dir_fd, *self.group.tasks_fds, *self.layer_fds]
 
 
 class _Groups:
@@ -80,7 +94,7 @@ class _Groups:
         self._tree = tree
 
     def do(self, draft: Draft) -> None:
-        draft.group = self._tree.make(draft.launch.id, draft.launch.spec.limits)
+        draft.group = self._tree.make(draft.launch.id, draft.launch.spec.limits, draft.ids.guest)
 
     def undo(self, id: str) -> None:
         self._tree.destroy(id)
@@ -178,7 +192,7 @@ class ContainerBackend:
     def open(cls, config: NodeConfig, report: HostReport, instance: str, scratch_size: int) -> ContainerBackend:
         """Prepare cgroups, scratch volume and mounts; takes up what a former agent left. Blocking."""
         layout: Layout = config.layout
-        tree = GroupTree(report.cgroups, f"barchan-{instance}", config.uid_first - 1)
+        tree = GroupTree(report.cgroups, f"barchan-{instance}")
         tree.prepare()
         scratch = Scratch.open(layout, scratch_size, report.quota)
         store = LayerStore(layout.layers)
@@ -199,7 +213,7 @@ class ContainerBackend:
         compose(spec.environment, self._store.resolve)
 
     async def create(self, launch: Launch) -> Running:
-        draft = Draft(launch, compose(launch.spec.environment, self._store.resolve), self._uid_base(launch.uid_slot))
+        draft = Draft(launch, compose(launch.spec.environment, self._store.resolve), self._ids(launch.uid_slot))
         try:
             await self._in_thread(lambda: self._steps.do(draft))
             spawned = await (await self._live_spawner()).spawn(self._request(draft))
@@ -207,7 +221,7 @@ class ContainerBackend:
             await asyncio.shield(self.destroy(launch.id))
             raise
         finally:
-            draft.close()
+            self._threads.submit(draft.close)  # closing a detached mount may wait for an RCU grace period
         self._pidfds[launch.id] = spawned.pidfd
         return Running(pid=spawned.pid, pid_start=processes.start_time(spawned.pid))
 
@@ -219,8 +233,9 @@ class ContainerBackend:
         flags |= SpawnFlag.REDUCED if self.abilities.kernel == "reduced" else SpawnFlag(0)
         assert draft.group is not None and draft.listener is not None
         return SpawnRequest(
-            uid_base=draft.uid_base,
-            uid_count=self._config.uid_count,
+            uid_base=draft.ids.base,
+            uid_count=draft.ids.size,
+            guest_uid=draft.ids.guest,
             flags=flags,
             hostname=spec.hostname,
             shm_bytes=max(spec.limits.memory // SHM_SHARE, MIB),
@@ -228,15 +243,15 @@ class ContainerBackend:
             listener=draft.listener.fileno(),
             writable=draft.tree_fd,
             cgroup=draft.group.dir_fd,
-            groups=tuple(draft.group.procs_fds),
+            groups=tuple(draft.group.tasks_fds),
             layers=tuple(draft.layer_fds),
         )
 
-    def _uid_base(self, slot: int) -> int:
+    def _ids(self, slot: int) -> Ids:
         base = self._config.uid_first + slot * self._config.uid_count
         if base + self._config.uid_count >= 1 << 31:
             raise CreateFailed("no host user ids left", phase="uids", hint="stop sandboxes")
-        return base
+        return Ids(base, self._config.uid_count - 1)
 
     async def _live_spawner(self) -> Spawner:
         """The running spawner; one that died is replaced."""

@@ -81,15 +81,14 @@ def detect() -> CgroupLayout:
 class GroupTree:
     """The groups of one installation: `<hierarchy>/<name>/<sandbox id>` in every hierarchy in use.
 
-    `owner_uid` gets the cgroup2 group of each sandbox, so that the guest's first process can sort its commands into
-    sub-groups; limits stay root's. Every method may be called again after it was interrupted.
+    The owner given to `make` gets the cgroup2 group of that sandbox, so that the guest's first process can sort its
+    commands into sub-groups; limits stay root's. Every method may be called again after it was interrupted.
     """
 
-    def __init__(self, layout: CgroupLayout, name: str, owner_uid: int) -> None:
+    def __init__(self, layout: CgroupLayout, name: str) -> None:
         if layout.unified is None or layout.missing():
             raise FeatureMissing("cgroups: " + layout.describe(), hint="see `barchan doctor`", phase="cgroup")
         self._layout = layout
-        self._owner = owner_uid
         self.unified = layout.unified / name
         self.v1 = {controller: path / name for controller, path in layout.v1.items()}
         self._on_v2 = tuple(c for c in CONTROLLERS if c not in layout.v1)
@@ -103,14 +102,14 @@ class GroupTree:
             _enable(root, self._on_v2, spare=root / f"{self.unified.name}.rest")
             _enable(self.unified, self._on_v2, spare=None)
 
-    def make(self, sandbox: str, limits: Limits) -> Group:
+    def make(self, sandbox: str, limits: Limits, owner: int) -> Group:
         """The groups of a sandbox with its limits set; the caller closes the result."""
         for parent in self._parents():
             (parent / sandbox).mkdir(exist_ok=True)
         try:
             self._limit(sandbox, limits)
             for name in _DELEGATED:
-                os.chown(self.unified / sandbox / name, self._owner, self._owner)
+                os.chown(self.unified / sandbox / name, owner, owner)
             return self._opened(sandbox)
         except OSError:
             self.destroy(sandbox)

@@ -40,27 +40,28 @@ class Group:
     """Open handles of one sandbox's groups. Closing it leaves the groups as they are."""
 
     def __init__(
-        self, sandbox: str, unified: Path, v1: dict[str, Path], dir_fd: int, procs_fds: tuple[int, ...]
+        self, sandbox: str, unified: Path, v1: dict[str, Path], dir_fd: int, tasks_fds: tuple[int, ...]
     ) -> None:
         self.id = sandbox
         self.unified = unified
         self.v1 = v1
         self.dir_fd = dir_fd
         """The cgroup2 directory, for CLONE_INTO_CGROUP."""
-        self.procs_fds = procs_fds
-        """cgroup.procs of each v1 group, for writing."""
+        self.tasks_fds = tasks_fds
+        """`tasks` of each v1 group, for writing: a thread that moves itself by it waits for no RCU grace period, as
+        it would by cgroup.procs (6 to 30 ms)."""
 
     @classmethod
     def open(cls, sandbox: str, unified: Path, v1: dict[str, Path]) -> Group:
         with contextlib.ExitStack() as undo:
             dir_fd = os.open(unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             undo.callback(os.close, dir_fd)
-            procs: list[int] = []
+            tasks: list[int] = []
             for path in dict.fromkeys(v1.values()):
-                procs.append(os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
-                undo.callback(os.close, procs[-1])
+                tasks.append(os.open(path / "tasks", os.O_WRONLY | os.O_CLOEXEC))
+                undo.callback(os.close, tasks[-1])
             undo.pop_all()
-        return cls(sandbox, unified, v1, dir_fd, tuple(procs))
+        return cls(sandbox, unified, v1, dir_fd, tuple(tasks))
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +70,8 @@ class Group:
         self.close()
 
     def close(self) -> None:
-        fds = (self.dir_fd, *self.procs_fds) if self.dir_fd >= 0 else ()
-        self.dir_fd, self.procs_fds = -1, ()
+        fds = (self.dir_fd, *self.tasks_fds) if self.dir_fd >= 0 else ()
+        self.dir_fd, self.tasks_fds = -1, ()
         for fd in fds:
             os.close(fd)
 

@@ -46,7 +46,8 @@ class ExecCall:
         feeding = self._agent.spawn(self._feed(execution))
         try:
             pid = await asyncio.shield(execution.started)
-            self._call.event(m.ExecStarted(id=execution.id, pid=pid, stdin_offset=execution.input.recorded))
+            if pid:  # 0: it never ran, which its result says
+                self._call.event(m.ExecStarted(id=execution.id, pid=pid, stdin_offset=execution.input.recorded))
             result = await asyncio.shield(execution.result)
             for reader in readers:
                 await reader.ended.wait()
