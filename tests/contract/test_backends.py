@@ -13,7 +13,9 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import pytest
 
 from barchan.backends.base import Backend, Launch, Running
@@ -55,28 +57,36 @@ async def fake_host(tmp_path: Path) -> AsyncIterator[Host]:
     yield Host(lambda: FakeBackend(world), kill)
 
 
+def container_host(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Host]:
+    return real_host(tmp_path, "auto")
+
+
+def reduced_host(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Host]:
+    """Containers as kernels below 6.13 get them: loop mounts, layers by path, ordinary quotas."""
+    return real_host(tmp_path, "reduced")
+
+
 @contextlib.asynccontextmanager
-async def container_host(tmp_path: Path) -> AsyncIterator[Host]:
+async def real_host(tmp_path: Path, kernel: Literal["auto", "reduced"]) -> AsyncIterator[Host]:
     if os.geteuid() != 0:
         pytest.skip("needs root: makes namespaces, mounts and cgroups")
     if not disks():
         pytest.skip("no disk that is neither overlayfs nor tmpfs")
     data = disks()[0] / f"barchan-test-{os.getpid()}-contract"
-    config = config_for(data)
+    config = msgspec.structs.replace(config_for(data), kernel=kernel, scratch_bytes=256 * MIB)
     config.layout.instance.write_text(secrets.token_hex(4))
     import_layer(LayerStore(config.layout.layers), "tiny", make_tiny(tmp_path / "tiny"))
-    small = type(config)(**{**{f: getattr(config, f) for f in config.__struct_fields__}, "scratch_bytes": 256 * MIB})
     try:
-        yield Host(lambda: open_backend(small), lambda _, id, running: os.kill(running.pid, signal.SIGKILL))
+        yield Host(lambda: open_backend(config), lambda _, id, running: os.kill(running.pid, signal.SIGKILL))
     finally:
-        last = open_backend(small)
+        last = open_backend(config)
         for id in await last.leftovers():
             await last.destroy(id)
         await last.purge()
         shutil.rmtree(data)
 
 
-@pytest.fixture(params=[fake_host, container_host], ids=["fake", "container"])
+@pytest.fixture(params=[fake_host, container_host, reduced_host], ids=["fake", "container", "reduced"])
 async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Host]:
     async with request.param(tmp_path) as host:
         yield host
