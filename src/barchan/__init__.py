@@ -6,66 +6,71 @@ async with Client() as client:
         print(result.text, result.exit_code)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from barchan._version import __version__
-from barchan.errors import (
-    AdmissionRefused,
-    ApiUnavailable,
-    BarchanError,
-    CallerError,
-    CommandFailed,
-    Conflict,
-    CreateFailed,
-    EnvironmentNotFound,
-    ExecNotFound,
-    FeatureMissing,
-    FileAlreadyExists,
-    FileDenied,
-    FileFailure,
-    FileIsDirectory,
-    FileMissing,
-    FileNotDirectory,
-    InternalError,
-    InvalidRequest,
-    LayerCorrupt,
-    LogCorrupt,
-    NodeError,
-    NodeStorageFull,
-    NodeUnavailable,
-    NotSupported,
-    OutcomeUnknown,
-    PlatformError,
-    ProtocolError,
-    RequestTimeout,
-    SandboxDiskFull,
-    SandboxError,
-    SandboxNotFound,
-    SandboxStopped,
-    SandboxUnavailable,
-    Unauthenticated,
-    UserNotFound,
-)
-from barchan.sdk import (
-    Client,
-    CompletedExec,
-    Files,
-    Process,
-    ProcessInput,
-    ProcessOutput,
-    Sandbox,
-    TransferReport,
-)
-from barchan.spec import (
-    EnvironmentRef,
-    ExecInfo,
-    ExecResult,
-    FileStat,
-    Limits,
-    NetworkRules,
-    NodeInfo,
-    ProcessInfo,
-    SandboxInfo,
-    SandboxSpec,
-)
+
+if TYPE_CHECKING:
+    from barchan.errors import (
+        AdmissionRefused,
+        ApiUnavailable,
+        BarchanError,
+        CallerError,
+        CommandFailed,
+        Conflict,
+        CreateFailed,
+        EnvironmentNotFound,
+        ExecNotFound,
+        FeatureMissing,
+        FileAlreadyExists,
+        FileDenied,
+        FileFailure,
+        FileIsDirectory,
+        FileMissing,
+        FileNotDirectory,
+        InternalError,
+        InvalidRequest,
+        LayerCorrupt,
+        LogCorrupt,
+        NodeError,
+        NodeStorageFull,
+        NodeUnavailable,
+        NotSupported,
+        OutcomeUnknown,
+        PlatformError,
+        ProtocolError,
+        RequestTimeout,
+        SandboxDiskFull,
+        SandboxError,
+        SandboxNotFound,
+        SandboxStopped,
+        SandboxUnavailable,
+        Unauthenticated,
+        UserNotFound,
+    )
+    from barchan.sdk import (
+        Client,
+        CompletedExec,
+        Files,
+        Process,
+        ProcessInput,
+        ProcessOutput,
+        Sandbox,
+        TransferReport,
+    )
+    from barchan.spec import (
+        EnvironmentRef,
+        ExecInfo,
+        ExecResult,
+        FileStat,
+        Limits,
+        NetworkRules,
+        NodeInfo,
+        ProcessInfo,
+        SandboxInfo,
+        SandboxSpec,
+    )
 
 __all__ = [
     "AdmissionRefused",
@@ -123,3 +128,15 @@ __all__ = [
     "UserNotFound",
     "__version__",
 ]
+
+_HOMES = ("barchan.errors", "barchan.spec", "barchan.sdk")
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when they are first used: a command line that needs no client starts without one."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(home)
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -91,7 +91,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the host's memory that may be promised to sandboxes, times `memory_overcommit`."""
     memory_overcommit: float = 4.0
     """Sandboxes mostly idle far below their limit."""
-    disk_overcommit: float = 16.0
+    disk_overcommit: float = 64.0
     """Promised bytes of writable disk over the size of the scratch volume."""
     scratch_share: float = 0.3
     """Of the free space of the data directory's file system, when `scratch_bytes` is 0."""

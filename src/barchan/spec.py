@@ -302,7 +302,9 @@ def _check_argument_bytes(request: Exec) -> None:
     total = sum(len(item) + 8 for item in request.argv) + sum(len(k) + len(v) + 8 for k, v in variables)
     if total > MOST_ARGUMENT_BYTES:
         raise InvalidRequest(
-            f"argv and env: {total} bytes", field="argv", hint=f"at most {MOST_ARGUMENT_BYTES}; send more as a file or input"
+            f"argv and env: {total} bytes",
+            field="argv",
+            hint=f"at most {MOST_ARGUMENT_BYTES}; send more as a file or input",
         )
 
 

@@ -17,8 +17,7 @@ from barchan.node.registry import Registry
 from barchan.node.server import Server
 from barchan.spec import EnvironmentRef, Exec, ExecResult, SandboxInfo, SandboxSpec
 from barchan.wire import messages as m
-from barchan.wire.frames import STDERR, STDIN, STDOUT, Frame, FrameType
-from barchan.wire.frames import decode_data, decode_eof, decode_u64
+from barchan.wire.frames import STDERR, STDIN, STDOUT, Frame, FrameType, decode_data, decode_eof, decode_u64
 from barchan.wire.link import Call, Link
 
 WINDOW = 1 << 20

@@ -33,9 +33,7 @@ from tests.e2e.conftest import make_tiny
 from tests.server import disks
 
 MIB = 1 << 20
-SPEC = SandboxSpec(
-    environment=EnvironmentRef(base="tiny"), limits=Limits(memory=64 * MIB, disk=32 * MIB, pids=64)
-)
+SPEC = SandboxSpec(environment=EnvironmentRef(base="tiny"), limits=Limits(memory=64 * MIB, disk=32 * MIB, pids=64))
 
 
 class Host:
@@ -209,7 +207,12 @@ async def test_a_death_is_noticed_once(host: Host, backend: Backend) -> None:
     running = await backend.create(wanted)
     reasons: list[str] = []
     noticed = asyncio.Event()
-    backend.watch(wanted.id, lambda reason: (reasons.append(reason), noticed.set()) and None)
+
+    def gone(reason: str) -> None:
+        reasons.append(reason)
+        noticed.set()
+
+    backend.watch(wanted.id, gone)
     host.kill(backend, wanted.id, running)
     async with asyncio.timeout(5):
         await noticed.wait()

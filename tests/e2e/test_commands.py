@@ -19,7 +19,12 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize(
     "command",
-    ["sleep 300 & echo hi", "(sleep 300 &) ; echo hi", "trap '' HUP; sleep 300 >/dev/null 2>&1 & echo hi", "setsid sleep 300 & echo hi"],
+    [
+        "sleep 300 & echo hi",
+        "(sleep 300 &) ; echo hi",
+        "trap '' HUP; sleep 300 >/dev/null 2>&1 & echo hi",
+        "setsid sleep 300 & echo hi",
+    ],
 )
 async def test_a_background_child_does_not_hold_the_answer(sandbox: Sandbox, command: str) -> None:
     began = time.monotonic()
@@ -193,7 +198,9 @@ async def test_output_is_streamed_as_it_comes(sandbox: Sandbox) -> None:
         (["/tmp"], "not_executable", 126),
     ],
 )
-async def test_a_program_that_cannot_start_is_a_result(sandbox: Sandbox, argv: list[str], outcome: str, code: int) -> None:
+async def test_a_program_that_cannot_start_is_a_result(
+    sandbox: Sandbox, argv: list[str], outcome: str, code: int
+) -> None:
     done = await sandbox.run(argv)
     assert (done.outcome, done.exit_code) == (outcome, code)
 
@@ -233,7 +240,7 @@ async def test_odd_arguments_arrive_as_they_are(sandbox: Sandbox) -> None:
 
 async def test_large_arguments_and_environments(sandbox: Sandbox) -> None:
     long = b"x" * (128 * 1024 - 1)
-    assert (await sandbox.run(["sh", "-c", 'echo ${#1}', "sh", long])).stdout == b"131071\n"
+    assert (await sandbox.run(["sh", "-c", "echo ${#1}", "sh", long])).stdout == b"131071\n"
     env = {f"VAR_{i}": f"value {i}" for i in range(2000)}
     lines = (await sandbox.run(["env"], env=env)).text.splitlines()
     assert {f"{k}={v}" for k, v in env.items()} <= set(lines)

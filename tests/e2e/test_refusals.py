@@ -32,7 +32,9 @@ def own_server(name: str, tmp_path: Path, *options: str, data: Path | None = Non
 def traces(server: Server) -> list[Path]:
     """Everything on the host that belongs to a sandbox of this server."""
     instance = (server.data / "instance").read_text().strip()
-    groups = [p for parent in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") for p in parent.iterdir() if p.is_dir()]
+    groups = [
+        p for parent in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") for p in parent.iterdir() if p.is_dir()
+    ]
     return [*groups, *(server.data / "scratch").iterdir(), *(server.data / "run" / "guest").iterdir()]
 
 

@@ -239,4 +239,3 @@ def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def groups(instance: str) -> list[Path]:
     return [path for path in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") if path.is_dir()]
-

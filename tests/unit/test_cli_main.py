@@ -16,7 +16,7 @@ from barchan.cli.session import describe, usage_error
 from barchan.cli.up import check_listen
 from barchan.errors import BarchanError, EnvironmentNotFound, ErrorBody, InvalidRequest, from_body
 
-HEAVY = ("rich", "aiohttp", "uvloop", "asyncio", "msgspec.json", "barchan.sdk", "barchan.layers", "barchan.kernel")
+HEAVY = ("rich", "aiohttp", "uvloop", "asyncio", "barchan.sdk", "barchan.layers", "barchan.kernel")
 
 
 def run(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:

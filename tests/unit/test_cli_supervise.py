@@ -87,6 +87,7 @@ async def test_starts_both_in_order_and_ends_them(stage: Stage) -> None:
         assert list(record.services) == ["api", "node"]
         processes.extend(record.services.values())
         assert all(map(is_alive, processes))
+        stage.layout.api_socket.touch()
 
     await stage.serving(stage.supervisor(), act)
     assert [(e, d.get("service")) for e, d in stage.seen] == [
@@ -96,6 +97,7 @@ async def test_starts_both_in_order_and_ends_them(stage: Stage) -> None:
     ]
     assert stage.seen[-1][1] == {"sandboxes": "left running"}
     assert len(processes) == 2 and not any(map(is_alive, processes))
+    assert not stage.layout.api_socket.exists()
     assert (record := read_record(stage.layout)) is not None and record.services == {}
 
 

@@ -18,7 +18,7 @@ from barchan.api.listen import BACKLOG, Opened
 from barchan.api.reply import JsonHandler
 from barchan.config import ApiConfig
 from barchan.control.dispatch import Dispatch
-from barchan.control.nodes import Nodes
+from barchan.control.nodes import KEEP_FILE, Nodes
 
 KEEPALIVE = 75.0
 SHUTDOWN = 2.0
@@ -64,7 +64,7 @@ async def _accepting(runner: web.AppRunner, sock: socket.socket, tls: ssl.SSLCon
         )
 
     if sock.family == socket.AF_UNIX:
-        server = await loop.create_unix_server(protocol, sock=sock, backlog=BACKLOG)
+        server = await loop.create_unix_server(protocol, sock=sock, backlog=BACKLOG, **KEEP_FILE)
     else:
         server = await loop.create_server(protocol, sock=sock, ssl=tls, backlog=BACKLOG)
     try:

@@ -196,6 +196,7 @@ class ContainerBackend:
         tree.prepare()
         scratch = Scratch.open(layout, scratch_size, report.quota)
         store = LayerStore(layout.layers)
+        store.sweep()
         mounts = LayerMounts(layout.mounts, store, reduced=report.kernel == "reduced")
         mounts.prepare()
         return cls(config, report, tree, scratch, store, mounts)

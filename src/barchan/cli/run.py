@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import signal
 import sys
@@ -145,6 +144,8 @@ def _lines(output: Output, name: str) -> Sink:
 
 
 def _complete(work: Coroutine[Any, Any, int]) -> int:
+    import asyncio
+
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:  # the user did not want to wait any longer

@@ -144,6 +144,7 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         await asyncio.gather(*(service.stop() for service in self._services))
+        _remove_sockets(self._layout)
         self._save()
 
     async def _purge(self) -> None:
@@ -164,13 +165,18 @@ async def _every_minute(call: Callable[[], None]) -> None:
         call()
 
 
+def _remove_sockets(layout: Layout) -> None:
+    """A socket that is there means a server that is there."""
+    for socket in (layout.api_socket, layout.node_socket):
+        socket.unlink(missing_ok=True)
+
+
 async def take_down(layout: Layout, *, keep_sandboxes: bool, timeout: float, report: Reporter) -> None:
     """After the supervisor ended and with the lock held: end what it left, and clean up."""
     record = read_record(layout)
     for name in end_leftovers(record):
         report("ended", {"service": name, "how": "left by a killed supervisor"})
-    for socket in (layout.api_socket, layout.node_socket):
-        socket.unlink(missing_ok=True)
+    _remove_sockets(layout)
     if record is not None and not keep_sandboxes:
         report("cleaning", {"data": str(layout.data)})
         await purge(record.node, timeout)

@@ -12,9 +12,11 @@ import logging
 import os
 import socket
 import struct
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 
@@ -26,6 +28,8 @@ from barchan.wire.messages import Hello, pack, unpack_call
 logger = logging.getLogger(__name__)
 KEYS_KEPT = 100_000
 _UCRED = struct.Struct("3i")
+KEEP_FILE: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""Python 3.13's loops look at a unix socket's file to remove it later: without root, we may not."""
 
 
 def peer_uid(sock: socket.socket) -> int:
@@ -86,7 +90,7 @@ class Nodes:
     @contextlib.asynccontextmanager
     async def listening(self, sock: socket.socket) -> AsyncIterator[None]:
         """Accept nodes on a bound unix socket until the block ends."""
-        server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=sock)
+        server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=sock, **KEEP_FILE)
         try:
             yield
         finally:

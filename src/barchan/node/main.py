@@ -1,6 +1,6 @@
 """The node agent's process: `python -m barchan.node.main [--purge]`, its `NodeConfig` as JSON on standard input.
 
-Prints `ready` once the API has taken the node. SIGTERM and SIGINT end the agent and leave the sandboxes running;
+Prints `ready` once the API has taken the node, or the error as JSON when it cannot serve. SIGTERM and SIGINT end the agent and leave the sandboxes running;
 `--purge` ends all sandboxes of the data directory and removes everything that was mounted or made for them.
 """
 
@@ -135,7 +135,8 @@ def main() -> int:
         with only_one(config):
             uvloop.run(purge(config) if "--purge" in sys.argv[1:] else serve(config))
     except BarchanError as error:
-        print(f"error: {error}", file=sys.stderr)
+        logger.error("%s", error)
+        print(msgspec.json.encode(error.body()).decode(), flush=True)
         return 1
     return 0
 
