@@ -34,6 +34,7 @@ class GuestChannel(asyncio.Protocol):
         self._early: list[Frame] | None = []
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
+        self._unsent: list[bytes] = []
         self._fault: Exception | None = None
         self.greeted: asyncio.Future[guest.Welcome] = asyncio.get_running_loop().create_future()
 
@@ -72,9 +73,18 @@ class GuestChannel(asyncio.Protocol):
         return self._transport is not None
 
     def send(self, data: bytes) -> None:
-        """Frames for the guest. Dropped when the connection is gone; `on_lost` has said so."""
+        """Frames for the guest. Dropped when the connection is gone; `on_lost` has said so.
+
+        What one turn of the loop sends leaves in one write: a write is a system call at once.
+        """
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(data)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
         if self._transport is not None:
-            self._transport.write(data)
+            self._transport.write(b"".join(unsent))
 
     def send_frame(self, type_: int, op: int, payload: bytes = b"", stream: int = 0) -> None:
         self.send(encode(type_, op, payload, stream))

@@ -10,9 +10,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from barchan.errors import BarchanError, InvalidRequest, ProtocolError, from_body
+from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, from_body
 from barchan.node.agent import Agent
 from barchan.node.execution import Execution, Reader
 from barchan.node.operation import Operation
@@ -20,7 +20,7 @@ from barchan.spec import ExecId, ExecResult, FileStat, ProcessInfo
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
-from barchan.wire.link import Incoming, Link
+from barchan.wire.link import Incoming, LinkProtocol
 
 logger = logging.getLogger(__name__)
 REDIAL_SECONDS = 0.2
@@ -181,48 +181,28 @@ class Server:
         return await self._agent.live(request.sandbox).operate(request, operation)
 
 
-class _Connection(asyncio.Protocol):
-    """Bytes between the socket and the link."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self.link = Link(self._transport.write, self.server.handle, dialled=True)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self.link.feed(data)
-        except ProtocolError as error:
-            logger.error("the API broke the protocol: %s", error)
-            if self._transport is not None:
-                self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.link.close()
-        if not self.lost.done():
-            self.lost.set_result(None)
-
-
 async def keep_linked(agent: Agent, socket: Path, greeted: Callable[[], None]) -> None:
     """Dial the API for ever. `greeted` is called each time it took the node."""
     server = Server(agent)
     while True:
         with contextlib.suppress(OSError, BarchanError):
-            await _link_once(agent, server, socket, greeted)
+            await _link_once(server, agent, socket, greeted)
         await asyncio.sleep(REDIAL_SECONDS)
 
 
-async def _link_once(agent: Agent, server: Server, socket: Path, greeted: Callable[[], None]) -> None:
+async def _link_once(server: Server, agent: Agent, socket: Path, greeted: Callable[[], None]) -> None:
+    gone = asyncio.Event()
     loop = asyncio.get_running_loop()
-    transport, connection = await loop.create_unix_connection(lambda: _Connection(server), str(socket))
+    _, protocol = await loop.create_unix_connection(
+        lambda: LinkProtocol(server.handle, dialled=True, lost=_api_lost, on_close=lambda _: gone.set()), str(socket)
+    )
     try:
-        await connection.link.call(m.pack_call(agent.hello())).answer
+        await protocol.link.call(m.pack_call(agent.hello())).answer
         greeted()
-        await connection.lost
+        await gone.wait()
     finally:
-        transport.abort()
+        protocol.close()
+
+
+def _api_lost() -> BarchanError:
+    return ApiUnavailable("the API hung up")

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,11 +66,17 @@ class Redactor(NamedTuple):
 def _canonical(value: msgspec.Struct) -> bytes:
     """The same for equal values, also after an upgrade that adds fields: what has its default is left out."""
     given = []
-    for field in msgspec.structs.fields(value):
-        content = getattr(value, field.name)
-        if content != field.default and content != {}:
-            given.append((field.name, _plain(content)))
+    for name, default in _defaults(type(value)):
+        content = getattr(value, name)
+        if content != default and content != {}:
+            given.append((name, _plain(content)))
     return msgspec.msgpack.encode(given)
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> tuple[tuple[str, object], ...]:
+    """Asking msgspec costs a third of a millisecond."""
+    return tuple((field.name, field.default) for field in msgspec.structs.fields(kind))
 
 
 def _plain(content: object) -> object:
