@@ -104,7 +104,7 @@ static void stat_path(struct op *op, const struct request *request) {
     } else {
         ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(fd, "", target, sizeof target - 1) : 0;
         target[n > 0 ? n : 0] = 0;
-        entry_put(&w, "", &st, target);
+        entry_put(&w, "", entry_kind(st.st_mode), &st, target);
         op_finish(op, OUT_EXITED, 0, detail, (uint32_t)(w.at - detail));
     }
     if (fd >= 0)

@@ -111,14 +111,14 @@ void groups_sweep(void) {
     }
 }
 
-void group_kill(struct group *group) {
-    group->killed = true;
+bool group_kill(struct group *group) {
     int fd = openat(group->dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
     if (fd < 0)
-        return;
-    if (write(fd, "1", 1) != 1 && errno == EOPNOTSUPP)
-        fputs("guest: cgroup.kill refused\n", stderr);
+        return false;
+    bool told = write(fd, "1", 1) == 1;
+    group->killed |= told;
     close(fd);
+    return told;
 }
 
 /* An unreadable group counts as alive: it is never used again by mistake. */

@@ -20,7 +20,8 @@ bool groups_available(void);
 struct group *group_take(uint64_t op);
 /* The operation ended. What still runs in the group lives on; it is used again or removed when empty. */
 void group_give(struct group *group);
-void group_kill(struct group *group);
+/* False: the kernel was not told; the caller may signal what group_pids names. */
+bool group_kill(struct group *group);
 bool group_alive(const struct group *group);
 /* Calls `each` with every pid; how many there were, -1 if the group cannot be read. */
 int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context);

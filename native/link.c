@@ -32,6 +32,7 @@ static bool urgent; /* something in `pending` should leave as soon as the socket
 static uint64_t lazy_since;
 static bool greeted, farewell, blocked; /* blocked: the socket took less than it was given */
 static uint64_t boot;
+static int spare = -1; /* given up for a connection when descriptors run out: the host must get through then, too */
 
 bool link_up(void) {
     return connection.fd >= 0;
@@ -51,11 +52,17 @@ static void drop_pending(void) {
     pending_at = pending_size = pending_cap = 0;
 }
 
+static void keep_spare(void) {
+    if (spare < 0)
+        spare = fcntl(listener.fd, F_DUPFD_CLOEXEC, 0);
+}
+
 void link_hang_up(void) {
     if (!link_up())
         return;
     shutdown(connection.fd, SHUT_RDWR);
     source_close(&connection);
+    keep_spare();
     drop_pending();
     greeted = farewell = false;
 }
@@ -247,13 +254,16 @@ static bool may_wait(void) {
 }
 
 bool link_flush(void) {
-    blocked = false;
-    emit_all();
-    if (may_wait())
-        return true;
-    lazy_since = 0;
-    bool empty = pending_flush();
-    urgent = !empty;
+    bool empty;
+    do {
+        blocked = false;
+        emit_all();
+        if (may_wait())
+            return true;
+        lazy_since = 0;
+        empty = pending_flush();
+        urgent = !empty;
+    } while (empty && greeted && ready_first); /* the host read just now: no event will tell of room again */
     if (empty && farewell)
         link_hang_up();
     if (link_up())
@@ -427,8 +437,6 @@ static void connection_ready(struct source *source, uint32_t events) {
         link_hang_up();
 }
 
-static int spare = -1; /* given up for a connection when descriptors run out: the host must get through then, too */
-
 static int accept_connection(int listener_fd) {
     int fd = accept4(listener_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0 || (errno != EMFILE && errno != ENFILE))
@@ -447,8 +455,7 @@ static void listener_ready(struct source *source, uint32_t events) {
         return;
     link_hang_up();
     drop_input();
-    if (spare < 0)
-        spare = fcntl(source->fd, F_DUPFD_CLOEXEC, 0);
+    keep_spare();
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
     connection.fd = fd;
     connection.events = 0;
@@ -459,6 +466,7 @@ int link_listen(int fd) {
     if (getrandom(&boot, sizeof boot, 0) != sizeof boot)
         return -1;
     listener.fd = fd;
+    keep_spare();
     source_watch(&listener, EPOLLIN);
     return 0;
 }

@@ -200,12 +200,14 @@ void ops_ack(struct op *op, uint8_t stream, uint64_t offset) {
     struct output *out = &op->out[stream - STREAM_OUT];
     if (offset <= out->base)
         return;
-    if (offset > out->sent) {
+    if (offset > output_end(out)) {
         link_hang_up();
         return;
     }
     ring_consume(&out->ring, (uint32_t)(offset - out->base));
     out->base = offset;
+    if (out->sent < offset)
+        out->sent = offset; /* the host has it from the connection before */
     if (op->done && !out->ring.used)
         ring_release(&out->ring);
     if (!op->done && op->class && op->class->space)

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "mounts.h"
+#include "no_clone3.h"
 #include "seccomp_filters.h"
 
 #define BIT(n) (1ull << (n))
@@ -262,6 +263,8 @@ static void set_filter(const struct child_plan *plan) {
     if (!(plan->request->flags & SPAWN_SETUID))
         require(plan, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no-new-privs");
     require(plan, (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program), "seccomp");
+    if (plan->request->flags & SPAWN_SETUID)
+        require(plan, forbid_clone3(), "seccomp");
 }
 
 /* The guest's id is not 0 in any namespace, so only ambient capabilities survive the exec. */

@@ -42,9 +42,7 @@ static void signal_everyone(struct session *s, int number) {
 static void kill_everyone(struct op *op) {
     struct session *s = op->state;
     s->phase = KILLING;
-    if (s->group)
-        group_kill(s->group);
-    else
+    if (!s->group || !group_kill(s->group)) /* open files may have run out; this is repeated until the group is empty */
         signal_everyone(s, SIGKILL);
     ops_set_deadline(op, monotonic_ns() + KILL_AGAIN_NS);
 }

@@ -5,7 +5,7 @@
 #include "guest.h"
 #include "identity.h"
 
-enum spawn_step { STEP_USER = 1, STEP_CWD, STEP_EXEC, STEP_FORK, STEP_CGROUP, STEP_LIMIT };
+enum spawn_step { STEP_USER = 1, STEP_CWD, STEP_EXEC, STEP_CGROUP, STEP_LIMIT, STEP_FILTER };
 
 struct spawn_failure {
     int32_t step, error;

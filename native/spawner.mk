@@ -4,9 +4,9 @@ HOST_CC ?= gcc
 MUSL_CC ?= musl-gcc
 SPAWNER_CFLAGS ?= -std=c11 -O2 -g0 -static -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Werror \
 	-fstack-protector-strong -Wl,-z,noexecstack,-z,relro,-z,now -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
-SECCOMP_LISTS := seccomp/allow.txt seccomp/refuse.txt seccomp/ptrace.txt
+SECCOMP_LISTS := seccomp/allow.txt seccomp/guest.txt seccomp/refuse.txt seccomp/ptrace.txt
 SPAWNER_SOURCES := spawner.c sandbox_child.c mounts.c
-SPAWNER_HEADERS := spawn.h sandbox_child.h mounts.h
+SPAWNER_HEADERS := spawn.h sandbox_child.h mounts.h no_clone3.h
 
 .PHONY: all spawner
 all: spawner

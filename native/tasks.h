@@ -44,7 +44,7 @@ void task_done(struct op *op);
 
 /* tree_format.c, pure */
 uint8_t entry_kind(mode_t mode);
-void entry_put(struct writer *w, const char *path, const struct stat *st, const char *target);
+void entry_put(struct writer *w, const char *path, uint8_t kind, const struct stat *st, const char *target);
 /* Bytes taken; 0: incomplete; -1: malformed. */
 long entry_parse(const uint8_t *data, size_t size, struct entry *out);
 /* Relative, below its root: no empty, `.` or `..` component, no NUL, no component longer than NAME_MAX. */

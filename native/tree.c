@@ -49,10 +49,10 @@ static bool send_piece(struct op *op, struct walk *t) {
 
 /* ---- entries ---- */
 
-static bool send_entry(struct op *op, const char *path, const struct stat *st, const char *target) {
+static bool send_entry(struct op *op, const struct walk *t, uint8_t kind, const struct stat *st, const char *target) {
     uint8_t entry[ENTRY_MAX];
     struct writer w = writer_of(entry, sizeof entry);
-    entry_put(&w, path, st, target);
+    entry_put(&w, t->path, kind, st, target);
     return task_emit(op, entry, (uint32_t)(w.at - entry));
 }
 
@@ -68,46 +68,54 @@ static bool descend(struct op *op, struct walk *t, int fd) {
     return true;
 }
 
-/* Opens the directory that was just sent. A listing passes by what the user may not read, a copy does not. */
-static bool enter_directory(struct op *op, struct walk *t, int parent, const char *name) {
-    if (t->levels >= t->depth)
-        return true;
-    int fd = open_child_directory(parent, name);
-    if (fd >= 0)
-        return descend(op, t, fd);
-    if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP || (errno == EACCES && !t->contents))
-        return true;
-    return fail(op, "open");
-}
-
-static bool send_file(struct op *op, struct walk *t, int fd, struct stat *st) {
-    if (fstat(fd, st) || !S_ISREG(st->st_mode)) {
+/* Takes over `fd`, which is -1 if only the entry is wanted. */
+static bool send_opened(struct op *op, struct walk *t, int fd, struct stat *st) {
+    mode_t kind = st->st_mode & S_IFMT;
+    bool file = fd >= 0 && kind == S_IFREG;
+    if (fd >= 0 && (fstat(fd, st) || (st->st_mode & S_IFMT) != kind)) {
         close(fd);
         return true; /* it was replaced meanwhile: as if it was gone */
     }
-    t->file = fd;
+    if (file)
+        t->file = fd;
     t->file_left = (uint64_t)st->st_size;
-    return send_entry(op, t->path, st, "");
+    if (send_entry(op, t, entry_kind(st->st_mode), st, ""))
+        return fd < 0 || file || descend(op, t, fd);
+    if (fd >= 0 && !file)
+        close(fd);
+    return false;
+}
+
+static bool send_link(struct op *op, struct walk *t, int parent, const char *name, const struct stat *st) {
+    char target[PATH_LIMIT];
+    ssize_t n = readlinkat(parent, name, target, sizeof target - 1);
+    target[n > 0 ? n : 0] = 0;
+    return send_entry(op, t, 'l', st, target);
+}
+
+/* What the user may not read is passed by: a listing shows it as what it is, a copy as something that it lacks. */
+static bool send_closed(struct op *op, struct walk *t, const struct stat *st) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP)
+        return true; /* it went or was replaced meanwhile: as if it had not been there */
+    if (errno != EACCES)
+        return fail(op, "open");
+    return send_entry(op, t, t->contents ? 'x' : entry_kind(st->st_mode), st, "");
 }
 
 static bool send_child(struct op *op, struct walk *t, int parent, const char *name) {
     struct stat st;
-    char target[PATH_LIMIT] = "";
     if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW))
         return errno == ENOENT || fail(op, "stat");
-    if (S_ISLNK(st.st_mode)) {
-        ssize_t n = readlinkat(parent, name, target, sizeof target - 1);
-        target[n > 0 ? n : 0] = 0;
+    if (S_ISLNK(st.st_mode))
+        return send_link(op, t, parent, name, &st);
+    int fd = -1;
+    bool inside = S_ISDIR(st.st_mode) ? t->levels < t->depth : S_ISREG(st.st_mode) && t->contents;
+    if (inside) {
+        fd = S_ISDIR(st.st_mode) ? open_child_directory(parent, name) : open_path(parent, name, O_RDONLY | O_NOFOLLOW, 0);
+        if (fd < 0)
+            return send_closed(op, t, &st);
     }
-    if (S_ISREG(st.st_mode) && t->contents) {
-        int fd = open_path(parent, name, O_RDONLY | O_NOFOLLOW, 0);
-        if (fd >= 0)
-            return send_file(op, t, fd, &st);
-        return errno == ENOENT || errno == ELOOP || fail(op, "open");
-    }
-    if (!send_entry(op, t->path, &st, target))
-        return false;
-    return !S_ISDIR(st.st_mode) || enter_directory(op, t, parent, name);
+    return send_opened(op, t, fd, &st);
 }
 
 static bool set_path(struct walk *t, const char *name) {
@@ -148,13 +156,7 @@ static bool send_root(struct op *op, struct walk *t) {
         close(fd);
         return fail(op, "stat");
     }
-    if (S_ISREG(st.st_mode))
-        return send_file(op, t, fd, &st);
-    if (t->contents && !send_entry(op, "", &st, "")) {
-        close(fd);
-        return false;
-    }
-    return descend(op, t, fd);
+    return t->contents ? send_opened(op, t, fd, &st) : descend(op, t, fd);
 }
 
 static bool walk_step(struct op *op) {

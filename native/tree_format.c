@@ -21,10 +21,10 @@ uint8_t entry_kind(mode_t mode) {
     }
 }
 
-void entry_put(struct writer *w, const char *path, const struct stat *st, const char *target) {
+void entry_put(struct writer *w, const char *path, uint8_t kind, const struct stat *st, const char *target) {
     int64_t mtime = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
     put_bytes(w, path, (uint32_t)strlen(path));
-    put_u32(w, entry_kind(st->st_mode));
+    put_u32(w, kind);
     put_u32(w, st->st_mode & 07777);
     put_u32(w, st->st_uid);
     put_u32(w, st->st_gid);
@@ -60,7 +60,7 @@ long entry_parse(const uint8_t *data, size_t size, struct entry *out) {
     out->mtime_ns = (int64_t)get_u64(&r);
     if (r.bad)
         return 0;
-    if (kind > 0x7f || !kind || !strchr("fdlpscb", (int)kind) || !get_short(&r, &out->target))
+    if (kind > 0x7f || !kind || !strchr("fdlpscbx", (int)kind) || !get_short(&r, &out->target))
         return -1;
     return r.bad ? 0 : (long)(r.at - data);
 }

@@ -157,7 +157,7 @@ static void test_paths(void) {
 static size_t make_entry(uint8_t *into, size_t room, const char *path, mode_t mode, const char *target) {
     struct stat st = {.st_mode = mode, .st_size = 5, .st_nlink = 1, .st_mtim = {-2, 5}};
     struct writer w = writer_of(into, room);
-    entry_put(&w, path, &st, target);
+    entry_put(&w, path, entry_kind(st.st_mode), &st, target);
     CHECK(!w.full);
     return (size_t)(w.at - into);
 }

@@ -164,6 +164,7 @@ class ExecInfo(_Value, frozen=True, kw_only=True):
 
     id: ExecId
     argv: tuple[bytes, ...]
+    """The first of them, up to 1 KiB in all."""
     started: float
     result: ExecResult | None = None
 
@@ -239,6 +240,10 @@ def check_ref(value: str, field: str) -> str:
     return value
 
 
+MOST_LABEL_BYTES = 4 * KIB
+"""Keys and values of one sandbox together, so that a page of sandboxes fits one answer."""
+
+
 def check_spec(spec: SandboxSpec) -> SandboxSpec:
     """Refuse what the types let through. Returns the same value."""
     for i, ref in enumerate(spec.environment.names()):
@@ -255,8 +260,11 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
             check_env(key.encode(), value.encode(), field)
     for text, field in ((spec.user, "user"), (spec.workdir, "workdir")):
         _no_nul(text.encode(), field)
-    if len(spec.labels) > 64 or any(len(k) > 128 or len(v) > 1024 for k, v in spec.labels.items()):
-        raise InvalidRequest("labels: at most 64, keys of 128 and values of 1024 characters", field="labels")
+    if (
+        len(spec.labels) > 64
+        or sum(len(k.encode()) + len(v.encode()) for k, v in spec.labels.items()) > MOST_LABEL_BYTES
+    ):
+        raise InvalidRequest(f"labels: at most 64 and {MOST_LABEL_BYTES} bytes together", field="labels")
     return spec
 
 

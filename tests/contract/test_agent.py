@@ -14,7 +14,7 @@ from barchan.backends.base import Usage
 from barchan.backends.fake import FakeBackend, FakeWorld
 from barchan.node import lease
 from barchan.node.agent import Agent
-from barchan.spec import EnvironmentRef, Exec, SandboxInfo, SandboxSpec
+from barchan.spec import EnvironmentRef, Exec, ExecInfo, SandboxInfo, SandboxSpec
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN
 from tests.contract.node_rig import Caller, agent_on, config_for
@@ -336,3 +336,21 @@ async def test_half_made_and_unknown_sandboxes_are_swept(tmp_path: Path, world: 
     async with agent_on(config, FakeBackend(world)) as agent:
         assert not world.half_made
         assert (await state_of(Caller(agent), id)).state == "failed"
+
+
+async def test_lists_come_in_pages(caller: Caller) -> None:
+    made = sorted([(await caller.create()).id for _ in range(5)])
+    seen: list[str] = []
+    while True:
+        request = m.ListSandboxes(limit=2, after=seen[-1] if seen else "")
+        page = m.unpack(await caller.ask(request), tuple[SandboxInfo, ...])
+        seen += [info.id for info in page]
+        if len(page) < 2:
+            break
+    assert seen == made
+    for number in range(3):
+        await caller.run(made[0], "echo", str(number), "x" * 3000)
+    first = m.unpack(await caller.ask(m.ListExecs(sandbox=made[0], limit=2)), tuple[ExecInfo, ...])
+    rest = m.unpack(await caller.ask(m.ListExecs(sandbox=made[0], after=first[-1].id)), tuple[ExecInfo, ...])
+    assert [info.argv[1] for info in (*first, *rest)] == [b"0", b"1", b"2"]
+    assert sum(map(len, first[0].argv)) <= 1024

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import msgspec
 import pytest
 
-from barchan.api.routes import ROUTES
 from barchan.cli.main import COMMANDS, barchan
-from barchan.config import ApiConfig, NodeConfig
-from barchan.errors import tree
-from barchan.spec import Exec, ExecResult, Limits, SandboxSpec
+from tests.repo.reference import REFERENCE, tables, with_table
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "docs/reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BARS = ROOT / "SPECIFICATION.md"
 
@@ -51,24 +46,11 @@ def test_commands_are_documented() -> None:
     assert not [missing for name, command in commands() for missing in undocumented(name, command)]
 
 
-@pytest.mark.parametrize("type_", [NodeConfig, ApiConfig, SandboxSpec, Limits, Exec, ExecResult])
-def test_setting_is_documented(type_: type[msgspec.Struct]) -> None:
-    text = (REFERENCE / "settings.md").read_text()
-    section = re.search(rf"^## {type_.__name__}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert section
-    rows = set(re.findall(r"^\| `(\w+)` \|", section[1], re.MULTILINE))
-    assert rows == set(type_.__struct_fields__)
-
-
-def test_error_codes_are_documented() -> None:
-    text = (REFERENCE / "errors.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == {error.code for error in tree()}
-
-
-def test_routes_are_documented() -> None:
-    text = (REFERENCE / "http.md").read_text()
-    rows = set(re.findall(r"^\| `([A-Z]+) (\S+)` \|", text, re.MULTILINE))
-    assert rows == {(route.method, route.path) for route in ROUTES}
+@pytest.mark.parametrize(("page", "heading", "rows"), list(tables()), ids=lambda value: str(value)[-20:])
+def test_table_is_what_the_code_says(page: Path, heading: str, rows: list[str]) -> None:
+    text = page.read_text()
+    assert text == with_table(text, heading, rows), "run python -m tests.repo.reference"
+    assert rows
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -61,7 +61,7 @@ def test_bad_references(ref: str) -> None:
         (SandboxSpec(environment=BASE, env={"A": "x\0y"}), "env"),
         (SandboxSpec(environment=BASE, secrets={"": "x"}), "secrets"),
         (SandboxSpec(environment=BASE, user="a\0b"), "user"),
-        (SandboxSpec(environment=BASE, labels={"k" * 200: "v"}), "labels"),
+        (SandboxSpec(environment=BASE, labels={"k": "v" * 5000}), "labels"),
     ],
 )
 def test_bad_specs_name_their_field(spec: SandboxSpec, field: str) -> None:

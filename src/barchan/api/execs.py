@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from barchan.api.reply import body_of, json_reply
+from barchan.api.reply import body_of, json_reply, page_of, query_of
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, SignalBody
 from barchan.control.dispatch import Dispatch
@@ -51,7 +51,8 @@ async def _write(sender: ByteSender, data: bytes) -> None:
 
 
 async def history(request: web.Request) -> web.StreamResponse:
-    message = ListExecs(sandbox=request.match_info["sandbox"])
+    after, limit = page_of(query_of(request, frozenset({"after", "limit"})))
+    message = ListExecs(sandbox=request.match_info["sandbox"], after=after, limit=limit)
     found = unpack(await request.app[DISPATCH].answer(message), tuple[ExecInfo, ...])
     return json_reply([ExecRecord.of(info) for info in found])
 

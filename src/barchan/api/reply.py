@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from barchan.errors import BarchanError, InternalError, InvalidRequest
-from barchan.wire.messages import field_of
+from barchan.wire.messages import PAGE, field_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -54,6 +54,11 @@ def query_of(request: web.Request, known: frozenset[str]) -> dict[str, str]:
         if name != "label" and len(request.query.getall(name)) > 1:
             raise InvalidRequest(f"{name} is given twice", field=name)
     return dict(request.query)
+
+
+def page_of(query: dict[str, str]) -> tuple[str, int]:
+    """`after` and `limit` of a list."""
+    return query.get("after", ""), number(query["limit"], "limit") if "limit" in query else PAGE
 
 
 def number(text: str, field: str, base: int = 10) -> int:

@@ -48,9 +48,9 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/sandboxes",
         sandboxes.find,
-        "List sandboxes; `label=key=value` may repeat",
+        "A page of sandboxes in the order of ids; `label=key=value` may repeat",
         answer=tuple[SandboxInfo, ...],
-        query=("label",),
+        query=("label", "after", "limit"),
     ),
     Route("GET", _ONE, sandboxes.get, "One sandbox", answer=SandboxInfo),
     Route("DELETE", _ONE, sandboxes.stop, "Stop a sandbox; repeating it is harmless", answer=SandboxInfo),
@@ -70,7 +70,14 @@ ROUTES: tuple[Route, ...] = (
         body=ExecBody,
         answer=ExecAnswer,
     ),
-    Route("GET", f"{_ONE}/exec", execs.history, "Commands of a sandbox", answer=tuple[ExecRecord, ...]),
+    Route(
+        "GET",
+        f"{_ONE}/exec",
+        execs.history,
+        "Commands of a sandbox",
+        answer=tuple[ExecRecord, ...],
+        query=("after", "limit"),
+    ),
     Route(
         "POST", f"{_ONE}/exec/{{exec}}/signal", execs.signal, "Send a signal to a command", body=SignalBody, answer=Done
     ),

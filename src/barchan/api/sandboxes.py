@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from barchan.api.reply import body_of, json_reply, query_of
+from barchan.api.reply import body_of, json_reply, page_of, query_of
 from barchan.api.state import DISPATCH
 from barchan.api.values import Renewal
 from barchan.errors import InvalidRequest
@@ -35,14 +35,14 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def find(request: web.Request) -> web.StreamResponse:
-    query_of(request, frozenset({"label"}))
+    after, limit = page_of(query_of(request, frozenset({"label", "after", "limit"})))
     labels = {}
     for text in request.query.getall("label", []):
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidRequest(f"label: {text[:80]!r} is not key=value", field="label")
         labels[key] = value
-    return await _relay(request, ListSandboxes(labels=labels))
+    return await _relay(request, ListSandboxes(labels=labels, after=after, limit=limit))
 
 
 async def get(request: web.Request) -> web.StreamResponse:

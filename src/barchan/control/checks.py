@@ -7,6 +7,7 @@ import re
 from barchan.errors import InvalidRequest
 from barchan.spec import check_exec, check_spec
 from barchan.wire.messages import (
+    PAGE,
     REQUESTS,
     AttachExec,
     CancelExec,
@@ -32,6 +33,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "signal": (1, 64),
     "idle_timeout": (1e-3, 1e9),
     "lifetime": (1e-3, 1e9),
+    "limit": (1, PAGE),
 }
 _RANGED = {cls: tuple(field for field in cls.__struct_fields__ if field in _RANGES) for cls in REQUESTS.values()}
 

@@ -49,7 +49,8 @@ class Dispatch:
         if isinstance(request, ListNodes):
             return pack(self._nodes.infos())
         if isinstance(request, ListSandboxes):
-            return pack(await self._everywhere(request))
+            found = await self._everywhere(request)
+            return pack(sorted(found, key=lambda info: str(info.id))[: request.limit])
         if isinstance(request, ListEnvironments):
             return pack(_distinct(await self._everywhere(request)))
         raise InvalidRequest(f"{request.op} is not for clients", field="op")

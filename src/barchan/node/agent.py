@@ -94,10 +94,12 @@ class Agent:
     def get(self, id: str) -> SandboxInfo:
         return describe(self._row(id))
 
-    def list(self, labels: dict[str, str]) -> tuple[SandboxInfo, ...]:
-        """Live ones that carry all of `labels`."""
-        rows = self.registry.live()
-        return tuple(describe(row) for row in rows if labels.items() <= row.spec.labels.items())
+    def list(self, request: m.ListSandboxes) -> tuple[SandboxInfo, ...]:
+        """A page of the live ones that carry all of the labels."""
+        wanted = request.labels.items()
+        rows = [row for row in self.registry.live() if row.id > request.after and wanted <= row.spec.labels.items()]
+        rows.sort(key=lambda row: row.id)
+        return tuple(describe(row) for row in rows[: request.limit])
 
     async def renew(self, request: m.RenewSandbox) -> SandboxInfo:
         row = self._row(request.sandbox)

@@ -16,6 +16,7 @@ from barchan.trajectory.record import ExecBegun, ExecEnded, Position, Record
 
 _PIECES, _RECORDS = 8, 32
 """Read per hop to a thread."""
+ARGV_SHOWN = 1024
 
 
 class Recorded:
@@ -36,9 +37,10 @@ class Recorded:
         """Begun and not ended, in order of seq."""
         return [state for state in self._view.get(sandbox, {}).values() if not state.ended]
 
-    async def execs(self, sandbox: str) -> list[ExecInfo]:
-        """In the order in which they began."""
-        states = list(self._view.get(sandbox, {}).values())
+    async def execs(self, sandbox: str, after: str = "", limit: int = 1 << 30) -> list[ExecInfo]:
+        """In the order in which they began, from the one that follows `after`. Raises `ExecNotFound`."""
+        first = self._seen(sandbox, after).seq if after else 0
+        states = [state for state in self._view.get(sandbox, {}).values() if state.seq > first][:limit]
         return await asyncio.to_thread(lambda: [self._info(state) for state in states])
 
     async def request(self, sandbox: str, exec_id: str) -> Exec:
@@ -83,7 +85,7 @@ class Recorded:
         return state
 
     def _info(self, state: ExecState) -> ExecInfo:
-        argv = self._read_request(state).argv
+        argv = _beginning(self._read_request(state).argv)
         result = self._read_result(state.newest) if state.ended else None
         return ExecInfo(id=ExecId(state.id), argv=argv, started=state.started, result=result)
 
@@ -92,3 +94,14 @@ class Recorded:
 
     def _read_result(self, position: Position) -> ExecResult:
         return cast(ExecEnded, self._log.read(position).body).result
+
+
+def _beginning(argv: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """A list of commands is for looking at: what is longer than a screen is cut."""
+    kept, left = [], ARGV_SHOWN
+    for item in argv:
+        kept.append(item[:left])
+        left -= len(kept[-1]) + 1
+        if left <= 0:
+            break
+    return tuple(kept)

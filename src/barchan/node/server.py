@@ -137,7 +137,7 @@ class Server:
             raise
 
     async def _list(self, request: m.ListSandboxes, call: Incoming) -> Any:
-        return self._agent.list(request.labels)
+        return self._agent.list(request)
 
     async def _get(self, request: m.GetSandbox, call: Incoming) -> Any:
         return self._agent.get(request.sandbox)
@@ -156,7 +156,7 @@ class Server:
 
     async def _execs(self, request: m.ListExecs, call: Incoming) -> Any:
         self._agent.get(request.sandbox)
-        return await self._agent.recorder.execs(request.sandbox)
+        return await self._agent.recorder.execs(request.sandbox, request.after, request.limit)
 
     async def _stat(self, request: m.StatFile, call: Incoming) -> Any:
         entry = guest.read_entry(guest.Cursor(await self._operate(request, call)))

@@ -133,8 +133,13 @@ class Client:
 
     async def list(self, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
         """Sandboxes that have all these labels."""
-        answer = await self._ask(ListSandboxes(labels=dict(labels or {})))
-        return unpack(answer, tuple[SandboxInfo, ...])
+        found: list[SandboxInfo] = []
+        while True:
+            request = ListSandboxes(labels=dict(labels or {}), after=found[-1].id if found else "")
+            page = unpack(await self._ask(request), tuple[SandboxInfo, ...])
+            found += page
+            if len(page) < request.limit:
+                return tuple(found)
 
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
         """Layers that can be named in `create`. `size` is bytes."""

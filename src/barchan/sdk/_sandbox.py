@@ -150,7 +150,13 @@ class Sandbox:
 
     async def execs(self) -> tuple[ExecInfo, ...]:
         """Every command of this sandbox, oldest first."""
-        return unpack(await self._ask(ListExecs(sandbox=self.id), retry=True), tuple[ExecInfo, ...])
+        found: list[ExecInfo] = []
+        while True:
+            request = ListExecs(sandbox=self.id, after=found[-1].id if found else "")
+            page = unpack(await self._ask(request, retry=True), tuple[ExecInfo, ...])
+            found += page
+            if len(page) < request.limit:
+                return tuple(found)
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         """What runs inside, ids as seen inside."""

@@ -77,10 +77,18 @@ class CreateSandbox(Request, frozen=True, kw_only=True):
     key: str
 
 
+PAGE = 100
+"""Most entries of one list answer: ask again with `after` set to the last id of a full page."""
+
+
 class ListSandboxes(Request, frozen=True, kw_only=True):
+    """In the order of their ids."""
+
     op = "sandbox.list"
     answer = tuple[SandboxInfo, ...]
     labels: dict[str, str] = {}
+    after: str = ""
+    limit: int = PAGE
 
 
 class OfSandbox(Request, frozen=True, kw_only=True):
@@ -159,8 +167,12 @@ class CancelExec(OfSandbox, frozen=True, kw_only=True):
 
 
 class ListExecs(OfSandbox, frozen=True, kw_only=True):
+    """In the order in which they began; of long arguments the beginning."""
+
     op = "exec.list"
     answer = tuple[ExecInfo, ...]
+    after: str = ""
+    limit: int = PAGE
 
 
 class ListProcesses(OfSandbox, frozen=True, kw_only=True):
@@ -292,6 +304,7 @@ def field_of(error: msgspec.ValidationError) -> str:
 
 
 __all__ = [
+    "PAGE",
     "REQUESTS",
     "AttachExec",
     "CancelExec",
