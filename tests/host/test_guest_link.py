@@ -1,0 +1,220 @@
+"""The guest's connection under a host that reads late, in pieces, acknowledges at will and dials again: exact bytes, no stall."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from barchan.wire.frames import FrameType, encode, encode_credit, encode_data, encode_eof
+from barchan.wire.guest import ExecFlag, GuestOutcome, OpKind
+from tests.host.guest_client import WAIT, Guest, Link, Result, built_guest, exec_parts, running_guest
+
+EPOLLOUT = 0x4
+STRESS_SECONDS = 5.0
+PROGRAMS = 6
+
+
+@pytest.fixture(scope="session")
+def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
+
+
+@pytest.fixture
+def guest(guest_binary: Path) -> Iterator[Guest]:
+    with running_guest(guest_binary) as running:
+        yield running
+
+
+def waits_for_room(guest: Guest) -> bool:
+    """The guest's epoll watches a descriptor for output; of the connection, as no program takes input here."""
+    for fd in Path(f"/proc/{guest.pid}/fdinfo").iterdir():
+        for line in fd.read_text().splitlines():
+            if line.startswith("tfd:") and int(line.split()[3], 16) & EPOLLOUT:
+                return True
+    return False
+
+
+def cpu_ticks(guest: Guest) -> int:
+    fields = Path(f"/proc/{guest.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def stays_idle(guest: Guest, link: Link) -> None:
+    """Nothing to do: for 200 ms the guest neither speaks nor runs."""
+    before = cpu_ticks(guest)
+    assert not select.select([link.sock], [], [], 0.2)[0]
+    assert cpu_ticks(guest) - before <= 1  # one tick is 10 ms
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("size", [700_000, 900_000, 1_000_000])
+def test_the_rest_of_a_frame_leaves_when_the_host_reads_on(guest: Guest, size: int) -> None:
+    """More than the socket holds, from a program that then is silent: no later event pushes out what is left."""
+    with guest.dial(acks=False) as link:
+        op = guest.next_op()
+        result = link.start(op, OpKind.EXEC, exec_parts("sh", "-c", f"head -c {size} /dev/zero; exec sleep 300"))
+        until(lambda: waits_for_room(guest))
+        stopped = cpu_ticks(guest)
+        link.until(lambda: len(result.stdout) == size)
+        assert cpu_ticks(guest) - stopped < 20
+        stays_idle(guest, link)
+        link.send(encode(FrameType.CANCEL, op))
+        assert link.wait(op).outcome == GuestOutcome.CANCELLED
+
+
+def test_what_the_host_has_recorded_may_be_acknowledged_before_it_is_sent_again(guest: Guest) -> None:
+    """A node agent that was killed between recording and acknowledging does so first thing on its new connection."""
+    op = guest.next_op()
+    with guest.dial(acks=False) as link:
+        link.start(op, OpKind.EXEC, exec_parts("sh", "-c", "seq 1 1000; read line; echo end", flags=ExecFlag.STDIN))
+        link.until(lambda: link.results[op].stdout.endswith(b"\n1000\n"))
+        results = link.results
+    have = len(results[op].stdout)
+    with guest.dial(results=results) as link:
+        link.send(encode(FrameType.ACK, op, struct.pack("<Q", have), 1) + link.credits(op))
+        link.send(encode_data(op, 0, 0, b"\n") + encode_eof(op, 0, 1))
+        frame = link.next_frame()
+        while frame.type != FrameType.DATA:
+            frame = link.next_frame()
+        assert frame.payload == struct.pack("<Q", have) + b"end\n"
+
+
+class Unsteady:
+    """A host with moods: each turn it grants, acknowledges, feeds, reads a little, or hangs up and dials again."""
+
+    def __init__(self, guest: Guest, dice: random.Random) -> None:
+        self.guest, self.dice = guest, dice
+        self.results: dict[int, Result] = {}
+        self.expected: dict[int, tuple[bytes, bytes]] = {}
+        self.input: dict[int, bytes] = {}
+        self.fed: dict[int, int] = {}
+        self.credit: dict[tuple[int, int], int] = {}
+        self.link = self.dial()
+
+    def dial(self) -> Link:
+        link = Link(self.guest.path, acks=False, credit=0, results=self.results)
+        self.credit.clear()
+        for known in link.hello().ops:
+            self.fed[known.id] = known.taken
+        return link
+
+    def start(self) -> None:
+        op = self.guest.next_op()
+        if self.dice.random() < 0.5:
+            count = self.dice.randrange(1, 200_000)
+            numbers = b"".join(b"%d\n" % number for number in range(1, count + 1))
+            script = f"seq 1 {count} & seq 1 {count // 3} >&2; wait"
+            self.expected[op] = (numbers, b"".join(b"%d\n" % number for number in range(1, count // 3 + 1)))
+            self.link.start(op, OpKind.EXEC, exec_parts("sh", "-c", script))
+        else:
+            data = self.dice.randbytes(self.dice.randrange(1_500_000))
+            self.expected[op], self.input[op], self.fed[op] = (data, b""), data, 0
+            self.link.start(op, OpKind.EXEC, exec_parts("cat", flags=ExecFlag.STDIN))
+
+    def grant(self, op: int, most: int) -> None:
+        for stream in (1, 2):
+            have = len(self.results[op].out[stream])
+            limit = max(self.credit.get((op, stream), 0), have + self.dice.randrange(1, most))
+            self.credit[op, stream] = limit
+            self.link.send(encode_credit(op, stream, limit))
+
+    def acknowledge(self, op: int) -> None:
+        for stream in (1, 2):
+            upto = self.dice.randrange(len(self.results[op].out[stream]) + 1)
+            self.link.send(encode(FrameType.ACK, op, struct.pack("<Q", upto), stream))
+
+    def feed(self, op: int) -> None:
+        data, at = self.input.get(op), self.fed.get(op, 0)
+        if data is None or self.results[op].done:
+            return
+        again = self.dice.randrange(min(at, 1000) + 1)
+        end = min(len(data), self.results[op].input_limit, at + self.dice.randrange(1, 100_000))
+        if end > at:
+            self.link.send(encode_data(op, 0, at - again, data[at - again : end]))
+            self.fed[op] = end
+        if end == len(data):
+            self.link.send(encode_eof(op, 0, len(data)))
+
+    def read(self) -> None:
+        """At most one piece, if one comes soon; then the whole frames that it completed."""
+        if select.select([self.link.sock], [], [], 0.02)[0]:
+            data = self.link.sock.recv(self.dice.choice((1, 17, 4096, 1 << 16, 1 << 18)))
+            assert data, "the guest hung up"
+            self.link.queue.extend(self.link.reader.feed(data))
+        while self.link.queue:
+            self.link.step()
+
+    def close(self) -> None:
+        self.link.close()
+
+    def turn(self) -> None:
+        op = self.dice.choice(list(self.results))
+        mood = self.dice.random()
+        if mood < 0.2:
+            self.grant(op, 400_000)
+        elif mood < 0.4:
+            self.acknowledge(op)
+        elif mood < 0.6:
+            self.feed(op)
+        elif mood < 0.985:
+            self.read()
+        else:
+            self.link.close()
+            self.link = self.dial()
+
+    def settle(self) -> None:
+        """An ordinary host takes over: everything comes to its end."""
+        self.link.close()
+        self.link = self.dial()
+        self.link.acks = True
+        for op in self.results:
+            self.grant(op, 1 << 40)
+        for op, data in self.input.items():
+            if not self.results[op].done:
+                self.finish_input(op, data)
+        for op in self.results:
+            self.link.wait(op)
+
+    def finish_input(self, op: int, data: bytes) -> None:
+        at = self.fed[op]
+        while at < len(data):
+            end = min(len(data), at + (1 << 16), self.results[op].input_limit)
+            if end == at:
+                self.link.step()
+                continue
+            self.link.send(encode_data(op, 0, at, data[at:end]))
+            at = end
+        self.link.send(encode_eof(op, 0, len(data)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_byte_arrives_whatever_the_host_does(guest: Guest, seed: int) -> None:
+    host = Unsteady(guest, random.Random(seed))
+    with contextlib.closing(host):
+        end = time.monotonic() + STRESS_SECONDS
+        while time.monotonic() < end:
+            if sum(not result.done for result in host.results.values()) < PROGRAMS:
+                host.start()
+            host.turn()
+        host.settle()
+        for op, (out, err) in host.expected.items():
+            assert (host.results[op].stdout, host.results[op].stderr) == (out, err), op
+            assert host.results[op].eof == {1: (len(out), 0), 2: (len(err), 0)}
+            host.link.forget(op)
+        host.link.ping()
+        stays_idle(guest, host.link)
