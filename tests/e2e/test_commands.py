@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 from barchan import Client, Limits, Sandbox, errors
+from tests.server import Server
 
 MIB = 1 << 20
 
@@ -176,6 +180,26 @@ async def test_a_flood_is_bounded(sandbox: Sandbox) -> None:
     assert len(done.stdout) == 2 * MIB and done.stdout_dropped > 0
 
 
+async def test_a_large_output_keeps_memory_flat(server: Server, sandbox: Sandbox) -> None:
+    services = [
+        service["pid"] for service in json.loads((server.data / "run/up.json").read_text())["services"].values()
+    ]
+    before = {pid: resident(pid) for pid in (*services, os.getpid())}
+    process = await sandbox.start("head -c 200000000 /dev/zero", output_limit=400 * MIB)
+    size = 0
+    async for chunk in process.stdout:
+        size += len(chunk)
+    assert size == 200_000_000 and (await process.wait()).exit_code == 0
+    grown = {pid: (resident(pid) - was) // MIB for pid, was in before.items()}
+    assert all(growth <= 96 for growth in grown.values()), grown
+
+
+def resident(pid: int) -> int:
+    """The most it ever had, bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) << 10  # type: ignore[index]
+
+
 async def test_output_is_streamed_as_it_comes(sandbox: Sandbox) -> None:
     process = await sandbox.start("echo one; read x; echo two:$x", stdin=True)
     chunks = process.stdout.__aiter__()
@@ -265,11 +289,9 @@ async def test_nul_and_nonsense_are_refused_by_name(client: Client, sandbox: San
         await client.create("tinyy")
 
 
-async def test_secrets_reach_the_program_and_nothing_else(client: Client, tiny_env: str, data_dir: object) -> None:
-    from pathlib import Path
-
+async def test_secrets_reach_the_program_and_nothing_else(client: Client, tiny_env: str, data_dir: Path) -> None:
     value = f"hunter2-{os.urandom(8).hex()}"
     async with await client.create(tiny_env, secrets={"TOKEN": value}) as box:
         assert (await box.run("echo ${#TOKEN}; echo ${#ONCE}", secrets={"ONCE": value})).stdout == b"24\n24\n"
-        for segment in Path(str(data_dir), "log").iterdir():
+        for segment in (data_dir / "log").iterdir():
             assert value.encode() not in segment.read_bytes()

@@ -117,8 +117,9 @@ class Link:
             offset, data = decode_data(frame.payload)
             kept = result.out[frame.stream]
             assert offset <= len(kept), f"gap: {offset} after {len(kept)}"
-            del kept[offset:]
-            kept += data
+            again = kept[offset : offset + len(data)]
+            assert data.startswith(again), f"{offset}: other bytes than before"
+            kept += data[len(again) :]
             if self.acks:
                 self.send(encode(FrameType.ACK, frame.id, struct.pack("<Q", len(kept)), frame.stream))
         elif frame.type == FrameType.EOF:
