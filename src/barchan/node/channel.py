@@ -12,7 +12,7 @@ from typing import cast
 
 from barchan.errors import ProtocolError, SandboxUnavailable
 from barchan.wire import guest
-from barchan.wire.frames import Frame, FrameReader, FrameType, encode
+from barchan.wire.frames import Frame, FrameReader, FrameType, coalesce, encode
 
 FrameSink = Callable[[Frame], None]
 GREETING_SECONDS = 10.0
@@ -45,7 +45,7 @@ class GuestChannel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._reader.feed(data):
+            for frame in coalesce(self._reader.feed(data)):
                 self._take(frame)
         except ProtocolError as error:
             self._fault = error

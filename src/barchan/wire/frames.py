@@ -17,7 +17,7 @@ Bytes in, frames out: nothing here does I/O. Input from a sandbox is hostile; a 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -101,6 +101,40 @@ def decode_eof(payload: bytes) -> tuple[int, int]:
     if dropped > total:
         raise ProtocolError("EOF frame: more dropped than produced")
     return total, dropped
+
+
+def coalesce(frames: Iterable[Frame], most: int = 2 * CHUNK) -> Iterator[Frame]:
+    """The same frames, with runs of contiguous DATA of one stream joined into frames of up to `most` bytes.
+
+    A receiver that falls behind finds many small frames at once; what it does next costs per frame.
+    """
+    run: list[bytes] = []
+    first = Frame(0, 0, 0, b"")
+    size = 0
+    for frame in frames:
+        if run and _continues(frame, first, size) and size + len(frame.payload) - 8 <= most:
+            run.append(frame.payload[8:])
+            size += len(frame.payload) - 8
+            continue
+        if run:
+            yield _joined(first, run)
+            run = []
+        if frame.type == FrameType.DATA and len(frame.payload) > 8:
+            first, run, size = frame, [frame.payload], len(frame.payload) - 8
+        else:
+            yield frame
+    if run:
+        yield _joined(first, run)
+
+
+def _continues(frame: Frame, first: Frame, size: int) -> bool:
+    if frame.type != FrameType.DATA or frame.id != first.id or frame.stream != first.stream or len(frame.payload) < 8:
+        return False
+    return bool(U64.unpack_from(frame.payload)[0] == U64.unpack_from(first.payload)[0] + size)
+
+
+def _joined(first: Frame, run: list[bytes]) -> Frame:
+    return first if len(run) == 1 else first._replace(payload=b"".join(run))
 
 
 class FrameReader:
