@@ -33,9 +33,9 @@ holds for everything inside. It is one BPF program with a binary tree, about ten
 | `ioctl` | `EPERM` for `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`, `FIFREEZE`, `FITHAW`, `FITRIM`, `XFS_IOC_SWAPEXT`, making or destroying btrfs subvolumes, `FS_IOC_SETFLAGS`, `FS_IOC_FSSETXATTR`, encryption policies, fs-verity. Compared in 32 bits, as the kernel reads it |
 | `personality` | `PER_LINUX`, `PER_LINUX32`, each with `UNAME26`; `ADDR_NO_RANDOMIZE`; the query `0xffffffff`. Others: `ENOSYS` |
 
-A sandbox that was asked to be debuggable gets the last list as well.
+A sandbox that was asked to be debuggable gets the third list as well.
 
-The first process may call `clone3`. Before it starts a program it sets one more filter on it (`native/no_clone3.h`), and a program that
+The first process may call `clone3`, the fourth list. Before it starts a program it sets one more filter on it (`native/no_clone3.h`), and a program that
 cannot be given that filter is not started. Setting filters needs `no_new_privs` or SYS_ADMIN: a sandbox that was asked for set-user-id
 programs has neither, so there the spawner sets that filter on everything, and starting a program after a pause takes some 10 ms longer.
 """
@@ -62,9 +62,9 @@ def page() -> str:
     parts = [HEAD]
     for title, name in (
         ("Allowed", "allow.txt"),
-        ("Allowed for the first process only", "guest.txt"),
         ("Refused with EPERM", "refuse.txt"),
         ("For debugging", "ptrace.txt"),
+        ("For the first process only", "guest.txt"),
     ):
         parts += section(title, name)
     return "".join(parts).replace("\n\n\n", "\n\n")

@@ -14,7 +14,6 @@ from barchan import Client, errors
 from tests.e2e.conftest import make_tiny
 from tests.server import PLACE, Server, remove, shared_server
 
-pytestmark = pytest.mark.xdist_group("refusals")
 
 
 @contextmanager

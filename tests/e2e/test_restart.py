@@ -20,7 +20,6 @@ from barchan.kernel import processes
 from tests.e2e.conftest import make_tiny
 from tests.server import PLACE, Server, remove, shared_server
 
-pytestmark = pytest.mark.xdist_group("restart")
 
 
 @pytest.fixture(scope="module")

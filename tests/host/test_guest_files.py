@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,13 +69,11 @@ def files(guest: Guest) -> Iterator[Files]:
 
 
 @pytest.fixture
-def open_dir(tmp_path: Path) -> Iterator[Path]:
-    """A directory that every user can reach and write."""
-    for above in tmp_path.parents:
-        if above.stat().st_uid == os.getuid() and above != Path("/"):
-            above.chmod(above.stat().st_mode | 0o055)
-    tmp_path.chmod(0o777)
-    yield tmp_path
+def open_dir() -> Iterator[Path]:
+    """A directory that every user can reach and write. Not below pytest's own: each new session closes that to others again."""
+    with tempfile.TemporaryDirectory(prefix="files-") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
 
 
 def at(path: Path | str) -> bytes:
@@ -104,7 +103,7 @@ def entries(data: bytes) -> dict[str, Entry]:
 def items(data: bytes) -> dict[str, tuple[Entry, bytes]]:
     cursor, found = Cursor(data), {}
     while cursor.left:
-        entry, content = wire.read_entry(cursor), b""
+        entry, content = wire.read_entry(cursor, wire.ITEM_KINDS), b""
         while entry.kind == "f" and (piece := cursor.blob()):
             content += piece
         found[os.fsdecode(entry.path)] = (entry, content)
@@ -405,6 +404,28 @@ def test_a_tree_there_and_back(files: Files, tmp_path: Path) -> None:
     for _ in range(2):  # the second time over what is there
         files.fine(OpKind.PUT_TREE, at(target) + u32(PARENTS, KEEP, KEEP), data=data)
         assert facts(target) == facts(source)
+
+
+def test_what_a_user_may_not_read_is_named_in_the_copy_and_skipped_on_arrival(files: Files, open_dir: Path) -> None:
+    for name, mode in (("open", 0o644), ("closed", 0o600)):
+        (open_dir / "from" / name).mkdir(parents=True)
+        (open_dir / "from" / name / "f").write_text("inside")
+        (open_dir / "from" / f"{name}.txt").write_text(name)
+        (open_dir / "from" / f"{name}.txt").chmod(mode)
+        (open_dir / "from" / name).chmod(mode | 0o111 * (name == "open"))
+    data = files.fine(OpKind.GET_TREE, at(open_dir / "from"), user=NOBODY)
+    found = items(data)
+    assert {path: entry.kind for path, (entry, _) in found.items()} == {
+        "": "d", "open": "d", "open/f": "f", "open.txt": "f", "closed": "x", "closed.txt": "x"
+    }  # fmt: skip
+    assert found["open.txt"][1] == b"open" and found["closed.txt"][0].mode == 0o600
+    files.fine(OpKind.PUT_TREE, at(open_dir / "to") + u32(PARENTS, KEEP, KEEP), data=data)
+    assert sorted(str(p.relative_to(open_dir / "to")) for p in (open_dir / "to").rglob("*")) == ["open", "open.txt", "open/f"]
+    listed = entries(files.fine(OpKind.LIST, at(open_dir / "from") + u32(9), user=NOBODY))
+    assert {path: entry.kind for path, entry in listed.items()} == {
+        "open": "d", "open/f": "f", "open.txt": "f", "closed": "d", "closed.txt": "f"
+    }  # fmt: skip
+    assert files.error(OpKind.GET_TREE, at(open_dir / "from" / "closed.txt"), user=NOBODY) == (errno.EACCES, b"open")
 
 
 def test_get_tree_of_one_file(files: Files, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,6 @@ mask = sum(1 << number for number in wanted)
 call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0))
 for number in wanted:
     call("prctl", 47, 2, number, 0, 0)
-call("prctl", 38, 1, 0, 0, 0)
 null = os.open("/dev/null", os.O_RDWR)
 os.dup2(null, 0); os.dup2(null, 1)
 os.execve(sys.argv[1], ["init"], {{}})
@@ -53,8 +53,12 @@ call("prctl", 22, 2, program, 0, 0)
 """
 
 
+NO_NEW_PRIVS = 'call("prctl", 38, 1, 0, 0, 0)\n'
+
+
 class MappedGuest(Guest):
     before_exec = ""
+    no_new_privs = True
 
     def _launch(self, binary: Path, actions: list[tuple[int, int, int]]) -> int:
         assert self.group
@@ -63,7 +67,8 @@ class MappedGuest(Guest):
         go_read, go_write = os.pipe()
         ready_read, ready_write = os.pipe()
         actions = [*actions, (os.POSIX_SPAWN_DUP2, go_read, 0), (os.POSIX_SPAWN_DUP2, ready_write, 1)]
-        script = ENTER.replace("null = ", self.before_exec + "null = ", 1)
+        steps = NO_NEW_PRIVS * self.no_new_privs + self.before_exec
+        script = ENTER.replace("null = ", steps + "null = ", 1)
         pid = os.posix_spawn(sys.executable, [sys.executable, "-c", script, str(binary)], {}, file_actions=actions)
         os.close(go_read)
         os.close(ready_write)
@@ -80,20 +85,28 @@ class Clone3RefusedGuest(MappedGuest):
     before_exec = REFUSE_CLONE3
 
 
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@contextlib.contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory that every user can reach. Not below pytest's own: each new session closes that to others again."""
+    with tempfile.TemporaryDirectory(prefix="mapped-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def installed_guest() -> Iterator[Path]:
     """Executable and no more: that ties the guest's memory to the initial user namespace."""
-    binary = tmp_path_factory.mktemp("mapped") / "guest"
-    shutil.copy(built_guest(tmp_path_factory.getbasetemp() / "guest-build"), binary)
-    binary.chmod(0o111)
-    make_reachable(binary)
-    return binary
+    with open_directory() as directory:
+        binary = directory / "guest"
+        shutil.copy(built_guest(directory / "build"), binary)
+        binary.chmod(0o111)
+        yield binary
 
 
-def make_reachable(path: Path) -> None:
-    for above in path.parents[:-1]:
-        if not above.stat().st_mode & stat.S_IXOTH:
-            above.chmod(above.stat().st_mode | stat.S_IXOTH)
+@pytest.fixture(scope="session")
+def guest_binary() -> Iterator[Path]:
+    with installed_guest() as binary:
+        yield binary
 
 
 @pytest.fixture
@@ -109,11 +122,11 @@ def link(guest: Guest) -> Iterator[Link]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place() -> Iterator[Path]:
     """A directory that belongs to root inside."""
-    make_reachable(tmp_path / "x")
-    os.chown(tmp_path, BASE, BASE)
-    return tmp_path
+    with open_directory() as directory:
+        os.chown(directory, BASE, BASE)
+        yield directory
 
 
 def call(guest: Guest, link: Link, kind: OpKind, *parts: bytes, user: bytes = b"", data: bytes | None = None) -> Done:

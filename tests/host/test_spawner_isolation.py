@@ -202,13 +202,16 @@ ANSWERS = {
 DEBUGGING = {"process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "ptrace"}
 
 
-@pytest.mark.parametrize("flags", [NO_FLAGS, SpawnFlag.PTRACE], ids=["plain", "ptrace"])
+@pytest.mark.parametrize(
+    "flags", [NO_FLAGS, SpawnFlag.PTRACE, SpawnFlag.SETUID], ids=["plain", "ptrace", "set-user-id"]
+)
 async def test_seccomp_answers(site: Site, flags: SpawnFlag) -> None:
-    async with site.spawner() as spawner, site.box(spawner, flags) as box:
-        answers = {name: int(value) for name, value in (await box.run("/bin/seccomp_answers")).lines().items()}
+    async with site.spawner(site.guest("guest")) as spawner, site.box(spawner, flags) as box:
+        output = await asyncio.to_thread(run_in_guest, box.path, b"", "/bin/seccomp_answers")
+    answers = {name: int(value) for name, _, value in (line.partition(" ") for line in output.splitlines())}
     debugging = {name: answers.pop(name) for name in DEBUGGING}
     assert answers == ANSWERS
-    if flags:
+    if flags & SpawnFlag.PTRACE:
         assert PERM not in debugging.values() and NOSYS not in debugging.values()
     else:
         assert set(debugging.values()) == {PERM}
@@ -290,6 +293,21 @@ async def test_programs_of_the_real_guest_have_the_documented_capabilities(site:
     assert {int(root[field], 16) for field in ("CapPrm", "CapEff", "CapBnd")} == {mask(KEPT)}
     assert {int(user[field], 16) for field in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
     assert [seen["Uid"].split()[1] for seen in (root, user)] == ["0", "1000"]
+    for seen in (root, user):  # the sandbox's filter and the program's own
+        assert (seen["NoNewPrivs"], seen["Seccomp"], seen["Seccomp_filters"]) == ("1", "2", "2")
+
+
+async def test_the_first_process_shows_no_digest(site: Site) -> None:
+    async with site.spawner(site.guest("guest")) as spawner, site.box(spawner) as box:
+        assert await asyncio.to_thread(run_in_guest, box.path, b"", "/bin/cat", "/proc/1/comm") == "init\n"
+
+
+@pytest.mark.parametrize("flags", [NO_FLAGS, SpawnFlag.SETUID], ids=["clone3", "moved"])
+async def test_both_ways_into_a_group(site: Site, flags: SpawnFlag) -> None:
+    """Where the guest may call clone3 a program is born in its group; otherwise it moves there."""
+    async with site.spawner(site.guest("guest")) as spawner, site.box(spawner, flags) as box:
+        shown = await asyncio.to_thread(run_in_guest, box.path, b"1000", "/bin/grep", "^0:", "/proc/self/cgroup")
+        assert re.fullmatch(r"0::/x\d+\n", shown)
 
 
 @pytest.mark.parametrize("flags", [NO_FLAGS, HARD], ids=["plain", "all-capabilities"])

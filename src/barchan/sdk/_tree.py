@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 
 from barchan.errors import FileFailure, ProtocolError
-from barchan.wire.guest import KEEP, Cursor, Entry, blob, encode_entry, read_entry
+from barchan.wire.guest import ITEM_KINDS, KEEP, Cursor, Entry, blob, encode_entry, read_entry
 
 PIECE = 128 << 10
 MAX_PIECE = 1 << 20
@@ -39,7 +39,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Their contents."""
     skipped: tuple[_RawPath, ...] = ()
-    """FIFOs, sockets and devices, which are not transferred. Paths relative to the tree."""
+    """FIFOs, sockets and devices, which are not transferred, and what the user may not read. Paths relative to the tree."""
 
 
 def pack_tree(root: Path, report: list[TransferReport]) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ class TreeReader:
                 self._in_file = size > 4
                 yield raw[4:]
             else:
-                entry = read_entry(Cursor(raw))
+                entry = read_entry(Cursor(raw), ITEM_KINDS)
                 self._in_file = entry.kind == "f"
                 yield entry
         del buffer[:at]

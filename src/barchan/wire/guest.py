@@ -213,10 +213,15 @@ def decode_refused(payload: bytes) -> tuple[int, bytes]:
     return reason, cursor.blob()
 
 
-def read_entry(cursor: Cursor) -> Entry:
+ENTRY_KINDS = "fdlpscb"
+ITEM_KINDS = ENTRY_KINDS + "x"
+"""Of tree items: `x` is something that the user may not read, sent without contents."""
+
+
+def read_entry(cursor: Cursor, kinds: str = ENTRY_KINDS) -> Entry:
     path = cursor.blob()
     kind, mode, uid, gid, nlink, size, mtime = cursor.fixed(_ENTRY)
-    if chr(kind) not in "fdlpscb":
+    if chr(kind) not in kinds:
         raise ProtocolError("entry of no known kind")
     return Entry(path, chr(kind), mode & 0o7777, uid, gid, nlink, size, mtime, cursor.blob())
 
