@@ -177,6 +177,20 @@ def test_any_bytes_after_a_head_are_read_or_refused(data: bytes) -> None:
         assert contents(place) == []
 
 
+def test_old_segments_are_passed_over_at_start_and_can_still_be_read(place: Path) -> None:
+    records = [stopped(i) for i in range(1, 40)]
+    with Log.open(place, 500) as log:
+        positions = [log.append([record])[0] for record in records]
+        old = log.path(1)
+    os.utime(old, (1000, 1000))
+    seen: list[Record] = []
+    with Log.open(place, 500, visit=lambda _, record: seen.append(record), since=2000) as log:
+        assert seen and seen == records[-len(seen) :] and len(seen) < len(records)
+        assert log.read(positions[0]) == records[0]
+        assert [record for _, record in log.scan()] == records
+        assert log.retain(0, {"s"}) == [1], "nobody who lives is in it"
+
+
 def test_an_unfinished_new_segment_is_removed(place: Path) -> None:
     with Log.open(place, BIG) as log:
         log.append([stopped(1)])

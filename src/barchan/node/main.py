@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -80,8 +81,10 @@ async def running_agent(config: NodeConfig) -> AsyncIterator[tuple[Agent, Contai
     """An agent that has recovered what its predecessor left."""
     backend = await asyncio.to_thread(open_backend, config)
     async with await Registry.open(config.layout) as registry:
-        live = [row.id for row in registry.live()]
-        async with await Recorder.open(config.layout, config, live=live) as recorder:
+        live = registry.live()
+        since = min((row.created for row in live), default=time.time())
+        ids = [row.id for row in live]
+        async with await Recorder.open(config.layout, config, live=ids, since=since) as recorder:
             agent = Agent(config, registry, recorder, {"container": backend})
             await recover(agent)
             yield agent, backend

@@ -4,7 +4,9 @@ Calls are made on the event loop; one thread stages them as records in the order
 one system call and, if anybody in the group waits for it, syncs once. Nothing is acknowledged before its record is
 written (output, input, events) or durable (begin and end of a command, create, stop).
 
-Memory: about 0.5 KB per command of a live sandbox, at most MAX_EXECS of them; pending bytes are bounded by the callers, who
+Memory: about 0.5 KB per command of a live sandbox, at most CLOCK_SLACK = 3600.0
+"""Seconds by which the host's clock may have been set back while a sandbox lived."""
+MAX_EXECS of them; pending bytes are bounded by the callers, who
 await what they submit and call `room` before they take more from a guest.
 """
 
@@ -76,11 +78,17 @@ class Recorder(Recorded):
         self._writer = Writer("recorder", self._commit, self._publish)
 
     @classmethod
-    async def open(cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = ()) -> Self:
-        """Read the whole log and take in what concerns the `live` sandboxes. Raises `LogCorrupt`, `NodeStorageFull`."""
+    async def open(
+        cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = (), since: float = 0.0
+    ) -> Self:
+        """Read the log and take in what concerns the `live` sandboxes, the oldest made at `since` (Unix seconds).
+
+        Raises `LogCorrupt`, `NodeStorageFull`.
+        """
         index = Index(live)
         redactor = await asyncio.to_thread(Redactor.load, layout.data)
-        log = await asyncio.to_thread(Log.open, layout.log, config.segment_bytes, visit=index.apply)
+        since -= CLOCK_SLACK
+        log = await asyncio.to_thread(Log.open, layout.log, config.segment_bytes, visit=index.apply, since=since)
         return cls(log, index, redactor, config.log_bytes)
 
     async def __aenter__(self) -> Self:

@@ -68,10 +68,12 @@ class Log:
         segment_bytes: int,
         *,
         visit: Visit | None = None,
+        since: float = 0.0,
         fdatasync: Callable[[int], None] = os.fdatasync,
     ) -> Self:
-        """Read every segment, calling `visit` for each record in order, and make the last one ready to append.
+        """Read the segments, calling `visit` for each record in order, and make the last one ready to append.
 
+        Sealed segments last written before `since` (Unix seconds) are passed over, and count as nobody's.
         `fdatasync` is replaced only by the test that shows that the power-cut test can fail. Raises `LogCorrupt`,
         `NodeStorageFull`.
         """
@@ -81,7 +83,7 @@ class Log:
             leftover.unlink()
         numbers = sorted(int(path.stem) for path in directory.glob("[0-9]*.seg"))
         for number in numbers:
-            log._load(number, number == numbers[-1], visit)
+            log._load(number, number == numbers[-1], visit, since)
         if numbers:
             log._resume(numbers[-1])
         else:
@@ -249,10 +251,14 @@ class Log:
         finally:
             os.close(fd)
 
-    def _load(self, number: int, last: bool, visit: Visit | None) -> None:
+    def _load(self, number: int, last: bool, visit: Visit | None, since: float) -> None:
         reader = _SegmentReader(self.path(number), number)
         segment = Segment(number, reader.head.salt, HEAD_SIZE)
         with reader:
+            if not last and self.path(number).stat().st_mtime < since:
+                segment.size = reader.size
+                self._segments[number] = segment
+                return
             for offset, record in reader.records(HEAD_SIZE, reader.size, torn=last):
                 segment.sandboxes.add(record.sandbox)
                 if visit:
