@@ -74,12 +74,21 @@ static int pieces(const struct ring *r, uint32_t from, uint32_t size, struct iov
     return 2;
 }
 
-int ring_free_part(const struct ring *r, struct iovec piece[2]) {
-    return pieces(r, r->head + r->used, r->cap - r->used, piece);
+ssize_t ring_read(struct ring *r, int fd, uint32_t size) {
+    struct iovec piece[2];
+    uint32_t room = r->cap - r->used;
+    ssize_t n = readv(fd, piece, pieces(r, r->head + r->used, size < room ? size : room, piece));
+    if (n > 0)
+        r->used += (uint32_t)n;
+    return n;
 }
 
-void ring_filled(struct ring *r, uint32_t n) {
-    r->used += n;
+ssize_t ring_write(struct ring *r, int fd, uint32_t size) {
+    struct iovec piece[2];
+    ssize_t n = writev(fd, piece, pieces(r, r->head, size < r->used ? size : r->used, piece));
+    if (n > 0)
+        ring_consume(r, (uint32_t)n);
+    return n;
 }
 
 int ring_used_part(const struct ring *r, uint32_t offset, uint32_t size, struct iovec piece[2]) {

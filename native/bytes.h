@@ -109,9 +109,10 @@ static inline uint32_t ring_room(const struct ring *r) {
 
 /* Makes room for `want` more bytes if `max` allows; false when there is no memory. */
 bool ring_reserve(struct ring *r, uint32_t want);
-/* The free part, in at most two pieces; the number of pieces. */
-int ring_free_part(const struct ring *r, struct iovec piece[2]);
-void ring_filled(struct ring *r, uint32_t n);
+/* One read(2) of at most `size` bytes into the room that there is; its result. */
+ssize_t ring_read(struct ring *r, int fd, uint32_t size);
+/* One write(2) of at most `size` bytes, which are consumed as far as they were taken; its result. */
+ssize_t ring_write(struct ring *r, int fd, uint32_t size);
 /* `size` used bytes from `offset` on, in at most two pieces; the number of pieces. */
 int ring_used_part(const struct ring *r, uint32_t offset, uint32_t size, struct iovec piece[2]);
 void ring_consume(struct ring *r, uint32_t n);

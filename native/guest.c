@@ -1,5 +1,5 @@
 /* The first process of a sandbox: docs/reference/guest-protocol.md. Descriptor 3 is the listening socket, 4 (optional) the
- * sandbox's own cgroup v2 directory, owned by this process with its cgroup.procs. `--listen-fd N` names another socket. */
+ * sandbox's own cgroup v2 directory, owned by this process with its cgroup.procs. */
 #include "groups.h"
 #include "guest.h"
 #include "identity.h"
@@ -93,14 +93,12 @@ static int set_signals(void) {
     return children.fd;
 }
 
-static int set_up(int listener) {
+static int set_up(void) {
     prctl(PR_SET_NAME, "init", 0, 0, 0); /* the binary's file name tells its digest */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (getpid() != 1)
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     umask(0); /* modes are given exactly; programs get 022 */
-    if (listener != LISTEN_FD && dup2(listener, LISTEN_FD) < 0)
-        return -1;
     syscall(SYS_close_range, CGROUP_FD + 1, ~0u, 0);
     fcntl(LISTEN_FD, F_SETFD, FD_CLOEXEC);
     fcntl(CGROUP_FD, F_SETFD, FD_CLOEXEC);
@@ -136,9 +134,8 @@ static _Noreturn void serve(void) {
     }
 }
 
-int main(int argc, char **argv) {
-    int listener = argc == 3 && !strcmp(argv[1], "--listen-fd") ? atoi(argv[2]) : LISTEN_FD;
-    if (set_up(listener)) {
+int main(void) {
+    if (set_up()) {
         fprintf(stderr, "guest: cannot start: %s\n", strerror(errno));
         return 1;
     }

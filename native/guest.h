@@ -109,7 +109,6 @@ void op_fail(struct op *op, int error, const char *step);
 
 /* link.c */
 int link_listen(int fd);
-bool link_up(void);
 /* A violation of the protocol by the host: the connection ends, operations go on. */
 void link_hang_up(void);
 void link_control(uint8_t type, uint8_t stream, uint64_t id, const void *payload, uint32_t size);

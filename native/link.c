@@ -34,7 +34,7 @@ static bool greeted, farewell, blocked; /* blocked: the socket took less than it
 static uint64_t boot;
 static int spare = -1; /* given up for a connection when descriptors run out: the host must get through then, too */
 
-bool link_up(void) {
+static bool link_up(void) {
     return connection.fd >= 0;
 }
 

@@ -38,7 +38,7 @@ int sys_clone_tree(const char *path) {
     return (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
 }
 
-int sys_set_attributes(int mount, uint64_t set, int userns) {
+static int set_attributes(int mount, uint64_t set, int userns) {
     struct mount_attr attr = {.attr_set = set};
     if (userns >= 0) {
         attr.attr_set |= MOUNT_ATTR_IDMAP;
@@ -170,7 +170,7 @@ int lean_namespace(struct fault *fault) {
 
 /* tmpfs takes an idmap since Linux 6.3; without it root and nodes show as owned by nobody, and work as well. */
 static int idmap_tmpfs(int mount, int userns, struct fault *fault, const char *step) {
-    if (sys_set_attributes(mount, 0, userns) == 0 || errno == EINVAL)
+    if (set_attributes(mount, 0, userns) == 0 || errno == EINVAL)
         return mount;
     fault_at(fault, step);
     return close_keeping(mount, -1);
@@ -211,9 +211,9 @@ int sysfs_make(struct fault *fault) {
 
 static int idmap_all(const struct overlay_plan *plan, struct fault *fault) {
     for (uint32_t i = 0; i < plan->layer_count; i++)
-        if (sys_set_attributes(plan->layers[i], MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY, plan->userns))
+        if (set_attributes(plan->layers[i], MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY, plan->userns))
             return fault_at(fault, "layer-idmap");
-    if (sys_set_attributes(plan->writable, MOUNT_ATTR_NODEV, plan->userns))
+    if (set_attributes(plan->writable, MOUNT_ATTR_NODEV, plan->userns))
         return fault_at(fault, "writable-idmap");
     return 0;
 }

@@ -27,7 +27,6 @@ int sys_mount(const char *source, const char *target, const char *type, unsigned
 int sys_unmount(const char *target);
 int sys_attach(int mount, const char *target);
 int sys_clone_tree(const char *path);
-int sys_set_attributes(int mount, uint64_t set, int userns);
 
 /* Leaves the calling process in a new mount namespace that holds nothing but /proc, /sys and the trees above.
  * -1 with the fault set. */

@@ -1,7 +1,6 @@
 /* The table of operations: what the host may ask again, acknowledge or forget. */
 #include "guest.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #define BUCKETS 256u

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -29,7 +30,8 @@ static bool names_process(const char *path) {
     return false;
 }
 
-bool is_process_file(int fd) {
+/* The descriptor shows a process of procfs. */
+static bool is_process_file(int fd) {
     struct statfs fs;
     char link[32], path[PATH_MAX];
     if (fstatfs(fd, &fs) == 0 && fs.f_type != PROC_MAGIC)

@@ -3,7 +3,6 @@
 #ifndef BARCHAN_PATHS_H
 #define BARCHAN_PATHS_H
 #include <limits.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <sys/stat.h>
 
@@ -17,6 +16,4 @@ int open_parent(const char *path, char base[NAME_MAX + 1]);
 int open_child_directory(int dir, const char *name);
 /* Creates the missing directories above the last component. */
 int make_parents(const char *path);
-/* The descriptor shows a process of procfs. */
-bool is_process_file(int fd);
 #endif

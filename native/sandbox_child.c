@@ -76,7 +76,7 @@ static void join_groups(const struct child_plan *plan) {
             fail(plan, "cgroup");
 }
 
-int loopback_up(void) {
+static int loopback_up(void) {
     struct ifreq request = {.ifr_name = "lo"};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)

@@ -29,5 +29,4 @@ struct child_plan {
 _Noreturn void sandbox_child(const struct child_plan *plan);
 
 uint64_t monotonic_us(void);
-int loopback_up(void);
 #endif

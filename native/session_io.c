@@ -75,20 +75,6 @@ static uint32_t appetite(struct output *out, bool wide) {
     return most < room ? (uint32_t)most : room;
 }
 
-static ssize_t read_into_ring(struct output *out, uint32_t size) {
-    struct iovec piece[2] = {0};
-    int count = ring_free_part(&out->ring, piece);
-    if (piece[0].iov_len >= size) {
-        piece[0].iov_len = size;
-        count = 1;
-    } else
-        piece[1].iov_len = size - piece[0].iov_len;
-    ssize_t n = readv(out->pipe.fd, piece, count);
-    if (n > 0)
-        ring_filled(&out->ring, (uint32_t)n);
-    return n;
-}
-
 static ssize_t read_and_drop(struct output *out) {
     size_t size = out->draining && out->drain < sizeof scratch ? out->drain : sizeof scratch;
     ssize_t n = read(out->pipe.fd, scratch, size);
@@ -117,7 +103,7 @@ static bool pump_once(struct session *s, struct output *out, uint32_t *moved) {
         source_watch(&out->pipe, 0);
         return false;
     }
-    ssize_t n = dropping ? read_and_drop(out) : read_into_ring(out, size);
+    ssize_t n = dropping ? read_and_drop(out) : ring_read(&out->ring, out->pipe.fd, size);
     if (n < 0 && errno == EINTR)
         return true;
     if (n <= 0) {
@@ -173,18 +159,15 @@ void session_start_drain(struct output *out) {
 
 void session_feed(struct op *op) {
     struct input *in = &op->in;
-    struct iovec piece[2];
     while (in->pipe.fd >= 0 && in->ring.used) {
-        ssize_t n = writev(in->pipe.fd, piece, ring_used_part(&in->ring, 0, in->ring.used, piece));
-        if (n > 0)
-            ring_consume(&in->ring, (uint32_t)n);
-        else if (errno == EAGAIN) {
+        if (ring_write(&in->ring, in->pipe.fd, in->ring.used) >= 0 || errno == EINTR)
+            continue;
+        if (errno == EAGAIN) {
             source_watch(&in->pipe, EPOLLOUT);
             return;
-        } else if (errno != EINTR) {
-            in->discard = true;
-            ring_release(&in->ring);
         }
+        in->discard = true;
+        ring_release(&in->ring);
     }
     source_watch(&in->pipe, 0);
     if (in->eof || in->discard) {

@@ -26,7 +26,6 @@ struct reading {
 static bool read_step(struct op *op) {
     struct reading *t = op->state;
     struct ring *ring = &op->out[0].ring;
-    struct iovec piece[2] = {0};
     uint32_t want = t->left < PIECE ? (uint32_t)t->left : PIECE;
     if (!want) {
         task_done(op);
@@ -38,12 +37,7 @@ static bool read_step(struct op *op) {
     }
     if (ring->cap == ring->used)
         return false;
-    int count = ring_free_part(ring, piece);
-    if (piece[0].iov_len > want)
-        piece[0].iov_len = want;
-    if (piece[1].iov_len > want - piece[0].iov_len)
-        piece[1].iov_len = want - piece[0].iov_len;
-    ssize_t n = readv(t->fd, piece, count);
+    ssize_t n = ring_read(ring, t->fd, want);
     if (n < 0) {
         op_fail(op, errno, "read");
         return false;
@@ -52,7 +46,6 @@ static bool read_step(struct op *op) {
         task_done(op);
         return false;
     }
-    ring_filled(ring, (uint32_t)n);
     op->out[0].produced += (uint64_t)n;
     t->left -= (uint64_t)n;
     link_ready(op);
@@ -93,15 +86,10 @@ struct writing {
 };
 
 static bool take(struct op *op, int fd) {
-    struct iovec piece[2];
-    struct ring *ring = &op->in.ring;
-    ssize_t n = writev(fd, piece, ring_used_part(ring, 0, ring->used, piece));
-    if (n < 0) {
-        op_fail(op, errno, "write");
-        return false;
-    }
-    ring_consume(ring, (uint32_t)n);
-    return true;
+    if (ring_write(&op->in.ring, fd, op->in.ring.used) >= 0)
+        return true;
+    op_fail(op, errno, "write");
+    return false;
 }
 
 /* Owner before mode: chown clears the set-id bits. Who cannot keep a foreign owner becomes the owner, as with any rename. */

@@ -226,15 +226,11 @@ static bool step_piece(struct op *op, struct putting *t) {
 }
 
 static bool step_body(struct op *op, struct putting *t) {
-    struct ring *ring = &op->in.ring;
-    struct iovec piece[2];
-    uint32_t size = ring->used < t->left ? ring->used : t->left;
-    if (!size)
+    if (!op->in.ring.used)
         return end_of_input(op, t);
-    ssize_t n = writev(t->file, piece, ring_used_part(ring, 0, size, piece));
+    ssize_t n = ring_write(&op->in.ring, t->file, t->left);
     if (n < 0)
         return fail(op, errno, "write");
-    ring_consume(ring, (uint32_t)n);
     t->left -= (uint32_t)n;
     if (!t->left)
         t->state = PIECE;

@@ -2,11 +2,10 @@
 
 Calls are made on the event loop; one thread stages them as records in the order of the calls, writes a whole group with
 one system call and, if anybody in the group waits for it, syncs once. Nothing is acknowledged before its record is
-written (output, input, events) or durable (begin and end of a command, create, stop).
+written (begin of a command, output, input, events) or durable (end of a command, create, stop): what is written outlives
+the agent, and what only a power cut could take away concerns a sandbox that the power cut ends too.
 
-Memory: about 0.5 KB per command of a live sandbox, at most CLOCK_SLACK = 3600.0
-"""Seconds by which the host's clock may have been set back while a sandbox lived."""
-MAX_EXECS of them; pending bytes are bounded by the callers, who
+Memory: about 0.5 KB per command of a live sandbox, at most MAX_EXECS of them; pending bytes are bounded by the callers, who
 await what they submit and call `room` before they take more from a guest.
 """
 
@@ -52,6 +51,8 @@ from barchan.trajectory.record import (
 )
 from barchan.trajectory.redact import Redactor
 
+CLOCK_SLACK = 3600.0
+"""Seconds by which the host's clock may have been set back while a sandbox lived."""
 MAX_EXECS = 500_000
 """Commands of live sandboxes that one node keeps ready to answer for."""
 
@@ -78,9 +79,7 @@ class Recorder(Recorded):
         self._writer = Writer("recorder", self._commit, self._publish)
 
     @classmethod
-    async def open(
-        cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = (), since: float = 0.0
-    ) -> Self:
+    async def open(cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = (), since: float = 0.0) -> Self:
         """Read the log and take in what concerns the `live` sandboxes, the oldest made at `since` (Unix seconds).
 
         Raises `LogCorrupt`, `NodeStorageFull`.
@@ -144,7 +143,7 @@ class Recorder(Recorded):
             if send and begun.fresh:
                 send(begun.seq)
 
-        return cast(Begun, await self._writer.submit(Job(run, durable=True, ordered=sandbox, done=done)))
+        return cast(Begun, await self._writer.submit(Job(run, durable=False, ordered=sandbox, done=done)))
 
     async def end_exec(self, sandbox: str, exec_id: str, result: ExecResult) -> ExecResult:
         """Record how a command ended, once: a repeated call gets the result that is recorded."""
