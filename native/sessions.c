@@ -247,7 +247,8 @@ void exec_start(struct op *op, const struct request *request) {
         op_fail(op, ENOMEM, "fork");
         return;
     }
-    *s = (struct session){.op = op, .status.fd = -1, .flags = request->flags, .grace_ms = request->grace_ms, .output_limit = request->output_limit};
+    *s = (struct session){.op = op, .status.fd = -1, .flags = request->flags, .grace_ms = request->grace_ms,
+                          .output_limit = request->output_limit};
     op->state = s;
     op->class = &session_class;
     int error = account_find(request->user, &account);

@@ -16,7 +16,7 @@
 
 enum spawn_flag {
     SPAWN_NETNS = 1,      /* a network namespace is among the descriptors; otherwise a new one is made */
-    SPAWN_SETUID = 2,     /* no_new_privs and nosuid stay off */
+    SPAWN_SETUID = 2,     /* no_new_privs and nosuid stay off; then the guest cannot set filters, and clone3 is refused to it, too */
     SPAWN_PTRACE = 4,     /* SYS_PTRACE stays in the bounding set, ptrace in the filter */
     SPAWN_VOLATILE = 8,   /* overlay volatile: no sync of the upper file system at unmount */
     SPAWN_REDUCED = 16,   /* kernel < 6.13: overlayfs takes no descriptors; attach the layers, name them by short paths */
@@ -25,7 +25,8 @@ enum spawn_flag {
 
 /* Descriptors, in this order: listening socket for the guest, detached mount of the writable tree (holds directories
  * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open `tasks` files of v1 groups
- * (the child writes 0 into each; cgroup.procs does as well, but waits for an RCU grace period, up to 30 ms), `layers` detached read-only mounts, top layer first. */
+ * (the child writes 0 into each; cgroup.procs does as well, but waits for an RCU grace period, up to 30 ms), `layers` detached
+ * read-only mounts, top layer first. */
 struct spawn_request {
     uint32_t magic, id;
     uint32_t uid_base, uid_count;

@@ -135,7 +135,7 @@ static _Noreturn void child(const struct spawn_plan *plan) {
 }
 
 /* Being born in a group costs nothing; moving there later waits for an RCU grace period whenever the last move was some
- * time ago (measured: 8-16 ms after a pause of 20 ms). cgroup.threads, which would not wait, takes no process of another group. */
+ * time ago (measured: 8-16 ms after a pause of 20 ms). cgroup.threads takes nothing from another group's process. */
 static int clone_into(const struct group *group) {
     struct clone_args args = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group->dir};
     return (int)syscall(SYS_clone3, &args, sizeof args);

@@ -66,7 +66,8 @@ struct request {
 static int valid(const struct spawn_request *head, int fds) {
     uint32_t want = FDS_FIXED + (head->flags & SPAWN_NETNS ? 1 : 0) + head->groups + head->layers;
     return head->magic == SPAWN_MAGIC && head->layers >= 1 && head->layers <= SPAWN_MAX_LAYERS &&
-           head->groups <= SPAWN_MAX_GROUPS && (uint32_t)fds == want && head->uid_base != 0 && head->uid_count != 0 && head->shm_bytes != 0 &&
+           head->groups <= SPAWN_MAX_GROUPS && (uint32_t)fds == want && head->uid_base != 0 && head->uid_count != 0 &&
+           head->shm_bytes != 0 &&
            head->uid_count <= UINT32_MAX - head->uid_base && head->oom_score_adj >= 0 && head->oom_score_adj <= 1000 &&
            memchr(head->hostname, 0, sizeof head->hostname) != NULL;
 }

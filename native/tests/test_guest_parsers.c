@@ -7,6 +7,7 @@
 #include "check.h"
 
 #include <time.h>
+#include <unistd.h>
 
 static uint8_t *exact(const void *data, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
@@ -264,6 +265,31 @@ static void test_ring(void) {
     free(back);
 }
 
+/* Through a pipe from one ring to another, in sizes that make both wrap. */
+static void test_ring_transfer(void) {
+    struct ring from = {.max = RING_MIN}, to = {.max = RING_MIN};
+    uint8_t data[8000], back[8000];
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    for (unsigned round = 0; round < 500; round++) {
+        uint32_t size = 1 + (round * 7919u) % sizeof data;
+        for (uint32_t i = 0; i < size; i++)
+            data[i] = (uint8_t)(i * 31u + round);
+        CHECK(ring_append(&from, data, size) && ring_reserve(&to, RING_MIN));
+        CHECK(ring_write(&from, ends[1], size + 100) == (ssize_t)size && from.used == 0);
+        for (uint32_t got = 0; got < size; got += 3000u)
+            CHECK(ring_read(&to, ends[0], 3000) == (ssize_t)(size - got < 3000u ? size - got : 3000u));
+        CHECK(to.used == size && ring_peek(&to, back, size) == size && !memcmp(back, data, size));
+        ring_consume(&to, size);
+        to.head = (to.head + round) & (to.cap - 1);
+        from.head = (from.head + 2 * round) & (from.cap - 1);
+    }
+    ring_release(&from);
+    ring_release(&to);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* ---- mutations ---- */
 
 static uint32_t seed = 1;
@@ -338,6 +364,7 @@ int main(void) {
     test_passwd();
     test_groups();
     test_ring();
+    test_ring_transfer();
     fuzz(seconds ? atof(seconds) : 0);
     return 0;
 }
