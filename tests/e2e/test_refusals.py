@@ -15,7 +15,6 @@ from tests.e2e.conftest import make_tiny
 from tests.server import PLACE, Server, remove, shared_server
 
 
-
 @contextmanager
 def own_server(name: str, tmp_path: Path, *options: str, data: Path | None = None) -> Iterator[Server]:
     shared_server()

@@ -21,7 +21,6 @@ from tests.e2e.conftest import make_tiny
 from tests.server import PLACE, Server, remove, shared_server
 
 
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of this module's own, since it is going to be killed."""

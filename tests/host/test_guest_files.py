@@ -420,7 +420,11 @@ def test_what_a_user_may_not_read_is_named_in_the_copy_and_skipped_on_arrival(fi
     }  # fmt: skip
     assert found["open.txt"][1] == b"open" and found["closed.txt"][0].mode == 0o600
     files.fine(OpKind.PUT_TREE, at(open_dir / "to") + u32(PARENTS, KEEP, KEEP), data=data)
-    assert sorted(str(p.relative_to(open_dir / "to")) for p in (open_dir / "to").rglob("*")) == ["open", "open.txt", "open/f"]
+    assert sorted(str(p.relative_to(open_dir / "to")) for p in (open_dir / "to").rglob("*")) == [
+        "open",
+        "open.txt",
+        "open/f",
+    ]
     listed = entries(files.fine(OpKind.LIST, at(open_dir / "from") + u32(9), user=NOBODY))
     assert {path: entry.kind for path, entry in listed.items()} == {
         "open": "d", "open/f": "f", "open.txt": "f", "closed": "d", "closed.txt": "f"

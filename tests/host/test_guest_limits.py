@@ -8,6 +8,7 @@ import os
 import resource
 import secrets
 import signal
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,10 +137,13 @@ def test_a_kill_amid_output_ends_it_without_a_gap(guest: Guest, acks: bool) -> N
         result = link.start(op, OpKind.EXEC, exec_parts("sh", "-c", "yes & yes >&2 & exec cat /dev/zero"))
         link.until(lambda: len(result.stdout) > 100_000)
         link.send(encode(FrameType.CANCEL, op))
+        while any(guest.pids().values()):
+            link.ping()
+        link.acks = True  # what is in the pipes may need room that only acknowledgements make
+        for stream in (1, 2):
+            link.send(encode(FrameType.ACK, op, struct.pack("<Q", len(result.out[stream])), stream))
         assert link.wait(op).outcome == CANCELLED
         assert result.eof == {1: (len(result.stdout), 0), 2: (len(result.stderr), 0)}
-        assert [pid for pids in guest.pids().values() for pid in pids] == []
-        link.ping()
 
 
 @pytest.mark.parametrize("signals", [b"STOP", b"STOP TSTP"])

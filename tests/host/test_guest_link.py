@@ -75,7 +75,9 @@ def test_the_rest_of_a_frame_leaves_when_the_host_reads_on(guest: Guest) -> None
     """The last frame of a program that then is silent: no later event pushes out what the socket did not take of it."""
     stopped = 0
     with guest.dial(acks=False) as link:
-        for size in range(100_000, 1_040_000, 20_000):  # the socket's room depends on the host; at some size the last frame is cut
+        for size in range(
+            100_000, 1_040_000, 20_000
+        ):  # the socket's room is the host's; at some size the last frame is cut
             op = guest.next_op()
             script = f"head -c {size} /dev/zero; head -c {size} /dev/zero >&2; exec sleep 300"
             result = link.start(op, OpKind.EXEC, exec_parts("sh", "-c", script))

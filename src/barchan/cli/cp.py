@@ -53,7 +53,7 @@ def cp(session: Session, source: str, target: str, user: str | None, where: Wher
         session.emit({"files": report.files, "bytes": report.bytes, "skipped": skipped})
         return
     for path in report.skipped:
-        print(f"barchan: skipped {plain(path)}: not a file, directory or link", file=sys.stderr)
+        print(f"barchan: skipped {plain(path)}: no file, directory or link that could be read", file=sys.stderr)
 
 
 def parse_side(text: str) -> Remote | None:
