@@ -74,8 +74,10 @@ class Layout(msgspec.Struct, frozen=True):
         """Where the node agent reaches the API."""
         return self.run / "node.sock"
 
-    def guest_socket(self, sandbox: str) -> Path:
-        return self.run / "guest" / sandbox
+    @property
+    def guest_sockets(self) -> Path:
+        """Directory with one listening socket per sandbox, named by its id."""
+        return self.run / "guest"
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):

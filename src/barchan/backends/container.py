@@ -169,14 +169,13 @@ class ContainerBackend:
         store: LayerStore,
         mounts: LayerMounts,
     ) -> None:
-        layout = config.layout
         self.abilities = Abilities(backend="container", kernel=report.kernel, notes=report.notes())
         self._config = config
         self._tree = tree
         self._scratch = scratch
         self._store = store
         self._mounts = mounts
-        self._sockets = layout.run / "guest"
+        self._sockets = config.layout.guest_sockets
         self._steps: Steps[Draft] = Steps(
             (_Groups(tree), _Writable(scratch), _Endpoint(self._sockets), _Layers(mounts))
         )
@@ -184,7 +183,7 @@ class ContainerBackend:
         self._spawner: Spawner | None = None
         self._spawner_context = contextlib.AsyncExitStack()
         self._spawner_lock = asyncio.Lock()
-        self._guest = install_guest(NATIVE / "guest", layout.run)
+        self._guest = install_guest(NATIVE / "guest", config.layout.run)
         self._pidfds: dict[str, int] = {}
         self._groups: dict[str, Group] = {}
 

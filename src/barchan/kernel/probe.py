@@ -188,13 +188,6 @@ def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan
             "install mmdebstrap",
             lambda: None if shutil.which("mmdebstrap") else "not found",
         ),
-        _Plan(
-            "/dev/kvm",
-            False,
-            "needed by fast virtual machines only, not by containers",
-            "",
-            lambda: None if os.access("/dev/kvm", os.R_OK | os.W_OK) else "absent",
-        ),
     )
 
 

@@ -16,7 +16,7 @@ from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, from_bo
 from barchan.node.agent import Agent
 from barchan.node.execution import Execution, Reader
 from barchan.node.operation import Operation
-from barchan.spec import ExecId, ExecResult, FileStat, ProcessInfo
+from barchan.spec import ExecId, ExecResult, ProcessInfo
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
@@ -24,9 +24,6 @@ from barchan.wire.link import Incoming, LinkProtocol
 
 logger = logging.getLogger(__name__)
 REDIAL_SECONDS = 0.2
-_KINDS = {
-    "f": "file", "d": "directory", "l": "symlink", "p": "fifo", "s": "socket", "c": "char", "b": "block",
-}  # fmt: skip
 
 
 class ExecCall:
@@ -160,17 +157,7 @@ class Server:
 
     async def _stat(self, request: m.StatFile, call: Incoming) -> Any:
         entry = guest.read_entry(guest.Cursor(await self._operate(request, call)))
-        return FileStat(
-            path=request.path,
-            kind=_KINDS[entry.kind],  # type: ignore[arg-type]
-            size=entry.size,
-            mode=entry.mode,
-            uid=entry.uid,
-            gid=entry.gid,
-            mtime_ns=entry.mtime_ns,
-            nlink=entry.nlink,
-            target=entry.target,
-        )
+        return guest.stat_of(entry, request.path)
 
     async def _processes(self, request: m.ListProcesses, call: Incoming) -> tuple[ProcessInfo, ...]:
         return await self._agent.live(request.sandbox).processes()

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from barchan.errors import BarchanError, FileMissing, ProtocolError
+from barchan.errors import BarchanError, FileMissing
 from barchan.sdk import _compat
 from barchan.sdk._connection import TRANSIENT, Connection, answer
 from barchan.sdk._exec import to_bytes
 from barchan.sdk._tree import PIECE, TransferReport, TreeWriter, pack_file, pack_tree
 from barchan.spec import FileStat
-from barchan.wire.guest import Cursor, Entry, read_entry
+from barchan.wire.guest import Cursor, read_entry, stat_of
 from barchan.wire.link import Call
 from barchan.wire.messages import (
     GetTree,
@@ -35,7 +35,6 @@ PathText = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[int], None]
 """Called with the bytes transferred so far."""
 _BATCH = 256 << 10
-_KINDS = {"f": "file", "d": "directory", "l": "symlink", "p": "fifo", "s": "socket", "c": "char", "b": "block"}
 
 
 class Readable(Protocol):
@@ -125,7 +124,8 @@ class Files:
         request = ListFiles(sandbox=self._sandbox, path=to_bytes(path), depth=depth, user=user)
         cursor, found = Cursor(await self._connection.fetch(request, most=MAX_LISTING)), []
         while cursor.left:
-            found.append(_stat_of(read_entry(cursor)))
+            entry = read_entry(cursor)
+            found.append(stat_of(entry, entry.path))
         return tuple(found)
 
     async def mkdir(self, path: PathText, *, mode: int = 0o755, parents: bool = True, user: str | None = None) -> None:
@@ -286,20 +286,3 @@ async def _batches(items: Iterator[bytes]) -> AsyncIterator[bytes]:
 
     while data := await _compat.in_thread(batch):
         yield data
-
-
-def _stat_of(entry: Entry) -> FileStat:
-    kind = _KINDS.get(entry.kind)
-    if kind is None:
-        raise ProtocolError("entry of no known kind")
-    return FileStat(
-        path=entry.path,
-        kind=cast(Any, kind),
-        size=entry.size,
-        mode=entry.mode,
-        uid=entry.uid,
-        gid=entry.gid,
-        mtime_ns=entry.mtime_ns,
-        nlink=entry.nlink,
-        target=entry.target,
-    )

@@ -47,15 +47,8 @@ class Redactor(NamedTuple):
             spec, secrets={name: self._mark(name.encode(), value.encode()) for name, value in spec.secrets.items()}
         )
 
-    def request_digest(self, request: Exec) -> bytes:
-        """Equal for equal requests, secrets included; 32 bytes."""
-        return self.digest(self.exec(request))
-
-    def spec_digest(self, spec: SandboxSpec) -> bytes:
-        return self.digest(self.spec(spec))
-
     def digest(self, redacted: Exec | SandboxSpec) -> bytes:
-        """Of a value whose secrets are digests already."""
+        """Equal for equal requests, secrets included; 32 bytes. The value's secrets are digests already."""
         return hmac.digest(self.key, _canonical(redacted), "sha256")
 
     def _mark(self, name: bytes, value: bytes) -> str:

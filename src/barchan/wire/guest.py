@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from barchan.errors import ProtocolError
+from barchan.spec import FileStat
 from barchan.wire.frames import FrameType, encode
 
 VERSION_OLDEST, VERSION_NEWEST = 1, 1
@@ -234,3 +235,23 @@ def encode_entry(entry: Entry) -> bytes:
 def read_process(cursor: Cursor) -> GuestProcess:
     pid, ppid, uid, state, rss, op = cursor.fixed(_PROCESS)
     return GuestProcess(pid, ppid, uid, chr(state), rss, op, cursor.blobs())
+
+
+_KINDS: dict[str, Literal["file", "directory", "symlink", "fifo", "socket", "char", "block"]] = {
+    "f": "file", "d": "directory", "l": "symlink", "p": "fifo", "s": "socket", "c": "char", "b": "block",
+}  # fmt: skip
+
+
+def stat_of(entry: Entry, path: bytes) -> FileStat:
+    """The public value of an entry, under the name by which the caller knows it."""
+    return FileStat(
+        path=path,
+        kind=_KINDS[entry.kind],
+        size=entry.size,
+        mode=entry.mode,
+        uid=entry.uid,
+        gid=entry.gid,
+        mtime_ns=entry.mtime_ns,
+        nlink=entry.nlink,
+        target=entry.target,
+    )
