@@ -29,9 +29,20 @@ def boot_id() -> str:
 
 def start_time(pid: int) -> int:
     """Clock ticks since boot when the process began; 0 when there is no such process or only its zombie."""
+    fields = _stat(pid)
+    return 0 if not fields or fields[0] == b"Z" else int(fields[19])
+
+
+def cpu_ticks(pid: int) -> int:
+    """Clock ticks of CPU time it has used; 0 when there is no such process."""
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat from the state on; the name before them may hold anything."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return 0 if fields[0] == b"Z" else int(fields[19])
+        return []
+    return stat[stat.rindex(b")") + 2 :].split()

@@ -12,16 +12,19 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest, NodeStorageFull
+from barchan.kernel.processes import cpu_ticks
 from barchan.spec import MIB
 
 _UUID = "00000000-0000-0000-0000-000000000000"
-_IDS = 65536
+_IDS = 65535
 _NODE_BYTES = 512
 """Generous estimate of an inode with its directory entry, for the check of free space."""
 _SPARE = 64 * MIB
@@ -48,20 +51,41 @@ def build(source: Path, image: Path, *, epoch: int | None = None) -> Survey:
     """
     seen = survey(source)
     _check_room(image.parent, seen)
-    newest = seen.newest if epoch is None else min(seen.newest, epoch)
+    convert(source, image, seen.newest if epoch is None else min(seen.newest, epoch))
+    return seen
+
+
+def convert(source: Path, image: Path, newest: int, *, stall: float = 30.0) -> None:
+    """Run mkfs.erofs. One that neither writes nor computes for `stall` seconds is ended: 1.8 hangs on a full disk."""
     quiet = ("--quiet",) if "--quiet" in _help() else ()
     command = ("mkfs.erofs", *quiet, "-U", _UUID, str(image), str(source))
-    done = subprocess.run(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SOURCE_DATE_EPOCH": str(newest)},
-    )
-    if done.returncode:
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SOURCE_DATE_EPOCH": str(newest)}
+    with tempfile.TemporaryFile() as messages:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=messages, env=environment) as process:
+            stalled = not _ends(process, image, stall)
+        messages.seek(0)
+        said = messages.read().decode(errors="replace").strip()[-2000:]
+    if stalled and shutil.disk_usage(image.parent).free < MIB:
+        said += " (stopped: No space left on device)"
+    if stalled or process.returncode:
         image.unlink(missing_ok=True)
-        raise _failed(source, done.stderr.decode(errors="replace").strip()[-2000:])
-    return seen
+        raise _failed(source, said or "it made no progress any more")
+
+
+def _ends(process: subprocess.Popen[bytes], image: Path, stall: float) -> bool:
+    """Whether it ended by itself. Otherwise it is killed."""
+    seen, since = (0, 0), time.monotonic()
+    while True:
+        try:
+            process.wait(timeout=min(1.0, stall / 4))
+            return True
+        except subprocess.TimeoutExpired:
+            now = (image.stat().st_blocks if image.exists() else 0, cpu_ticks(process.pid))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > stall:
+            process.kill()
+            return False
 
 
 def _failed(source: Path, said: str) -> CreateFailed | NodeStorageFull:
