@@ -104,6 +104,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """First of the host user ids given to sandboxes; the one below it is the spawner's."""
     uid_count: int = 65536
     """Host user ids per sandbox; the last of them is its first process's and has no number inside."""
+    id_ranges: Path = Path("/run/barchan/ids")
+    """Which sandbox of this host holds which ids. All installations on a host must name the same directory."""
     segment_bytes: int = 64 * MIB
     log_bytes: int = 8 * GIB
     """When the segments exceed this, the oldest sealed ones without a live sandbox are removed."""

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from barchan.backends.base import Backend, Launch, Running
+from barchan.backends.container import HIGHEST_ID
 from barchan.backends.fake import FakeBackend, FakeWorld
 from barchan.errors import CreateFailed, EnvironmentNotFound
 from barchan.layers.sources import import_layer
@@ -39,9 +40,16 @@ SPEC = SandboxSpec(environment=EnvironmentRef(base="tiny"), limits=Limits(memory
 class Host:
     """Makes backends over one host, real or scripted, and knows how to hurt a sandbox on it."""
 
-    def __init__(self, make: Callable[[], Backend], kill: Callable[[Backend, str, Running], None]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Backend],
+        kill: Callable[[Backend, str, Running], None],
+        exhaust: Callable[[], None] = lambda: None,
+    ) -> None:
         self.make = make
         self.kill = kill
+        self.exhaust = exhaust
+        """Take away what the next sandbox needs."""
 
 
 @contextlib.asynccontextmanager
@@ -71,11 +79,23 @@ async def real_host(tmp_path: Path, kernel: Literal["auto", "reduced"]) -> Async
     if not disks():
         pytest.skip("no disk that is neither overlayfs nor tmpfs")
     data = disks()[0] / f"barchan-test-{os.getpid()}-contract"
-    config = msgspec.structs.replace(config_for(data), kernel=kernel, scratch_bytes=256 * MIB)
+    ranges, slots = tmp_path / "ids", 12
+    config = msgspec.structs.replace(
+        config_for(data),
+        kernel=kernel,
+        scratch_bytes=256 * MIB,
+        id_ranges=ranges,
+        uid_first=HIGHEST_ID - slots * 65536,
+    )
+
+    def exhaust() -> None:
+        for slot in range(slots):
+            (ranges / str(slot)).symlink_to("another/installation")
+
     config.layout.instance.write_text(secrets.token_hex(4))
     import_layer(LayerStore(config.layout.layers), "tiny", make_tiny(tmp_path / "tiny"))
     try:
-        yield Host(lambda: open_backend(config), lambda _, id, running: os.kill(running.pid, signal.SIGKILL))
+        yield Host(lambda: open_backend(config), lambda _, id, running: os.kill(running.pid, signal.SIGKILL), exhaust)
     finally:
         last = open_backend(config)
         for id in await last.leftovers():
@@ -97,8 +117,8 @@ async def backend(host: Host) -> AsyncIterator[Backend]:
     await backend.close()
 
 
-def launch(slot: int = 0, spec: SandboxSpec = SPEC) -> Launch:
-    return Launch(id=f"n1-{secrets.token_hex(6)}", spec=spec, uid_slot=slot)
+def launch(spec: SandboxSpec = SPEC) -> Launch:
+    return Launch(id=f"n1-{secrets.token_hex(6)}", spec=spec)
 
 
 async def dial(backend: Backend, id: str) -> tuple[GuestChannel, guest.Welcome]:
@@ -236,17 +256,18 @@ async def test_unknown_environments_are_refused_before_anything_is_made(backend:
     assert not await backend.leftovers()
 
 
-async def test_what_cannot_be_made_leaves_nothing(backend: Backend) -> None:
-    """The last id range does not fit below 2³¹: the failure comes after the spec was accepted."""
-    spec = SandboxSpec(environment=EnvironmentRef(base="tiny"), labels={"fake.create": "fail:uids"})
+async def test_what_cannot_be_made_leaves_nothing(host: Host, backend: Backend) -> None:
+    """The failure comes after the spec was accepted."""
+    host.exhaust()
+    spec = SandboxSpec(environment=EnvironmentRef(base="tiny"), labels={"fake.create": "fail:ids"})
     with pytest.raises(CreateFailed) as failed:
-        await backend.create(launch(slot=1 << 20, spec=spec))
-    assert failed.value.phase == "uids"
+        await backend.create(launch(spec))
+    assert failed.value.phase == "ids"
     assert not await backend.leftovers()
 
 
 async def test_several_at_once(backend: Backend) -> None:
-    wanted = [launch(slot) for slot in range(8)]
+    wanted = [launch() for _ in range(8)]
     await asyncio.gather(*(backend.create(one) for one in wanted))
     for one in wanted:
         channel, _ = await dial(backend, one.id)

@@ -33,7 +33,7 @@ class Clock:
 
 
 async def claim(registry: Registry, id: str, key: str = "", spec: SandboxSpec = SPEC) -> Claim:
-    return await registry.claim(id, spec, create_key=key, uid_slot=3, created=1.0, expires=2.0)
+    return await registry.claim(id, spec, create_key=key, created=1.0, expires=2.0)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_a_row_from_claim_to_end(registry: Registry, tmp_path: Path, clock
         ready_ms=1.5,
         handles=b"\0h",
     )
-    assert registry.live() == [row] and (row.pid, row.handles, row.uid_slot) == (7, b"\0h", 3)
+    assert registry.live() == [row] and (row.pid, row.handles) == (7, b"\0h")
     clock.now = 5000.0
     row = await registry.update("n-1", state="stopped", reason="done")
     assert row.ended == 5000.0 and registry.live() == [] and registry.rows() == [row]

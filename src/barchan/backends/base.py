@@ -36,8 +36,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     spec: SandboxSpec
-    uid_slot: int
-    """Number of the host user id range it may use; no other live sandbox of the node has it."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):

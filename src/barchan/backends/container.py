@@ -23,10 +23,11 @@ from barchan.backends.base import Abilities, Launch, Running, Space, Usage
 from barchan.backends.spawner import Spawner, SpawnFlag, SpawnRequest, install_guest
 from barchan.backends.steps import Steps
 from barchan.config import Layout, NodeConfig
-from barchan.errors import CreateFailed, SandboxUnavailable
+from barchan.errors import SandboxUnavailable
 from barchan.kernel import processes
 from barchan.kernel.cgroups import GroupTree
 from barchan.kernel.groups import Group
+from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
@@ -40,6 +41,8 @@ T = TypeVar("T")
 NATIVE = Path(__file__).resolve().parent.parent / "_native"
 SHM_SHARE = 4
 """/dev/shm may hold this part of the memory limit; its pages count against it."""
+HIGHEST_ID = 1 << 31
+"""Some programs take larger ids for negative ones."""
 OOM_SCORE = 300
 """Sandboxes go before the host's own processes."""
 PROBE_BYTES = 1 * MIB
@@ -65,7 +68,7 @@ class Draft:
 
     launch: Launch
     layers: tuple[Layer, ...]
-    ids: Ids
+    ids: Ids | None = None
     group: Group | None = None
     tree_fd: int = -1
     listener: socket.socket | None = None
@@ -87,6 +90,22 @@ class Draft:
         return [self.listener.fileno(), self.tree_fd, self.group.dir_fd, *self.group.tasks_fds, *self.layer_fds]
 
 
+class _HostIds:
+    name = "ids"
+
+    def __init__(self, ranges: IdRanges, first: int, size: int) -> None:
+        self._ranges = ranges
+        self._first = first
+        self._size = size
+
+    def do(self, draft: Draft) -> None:
+        slot = self._ranges.claim(draft.launch.id)
+        draft.ids = Ids(self._first + slot * self._size, self._size - 1)
+
+    def undo(self, id: str) -> None:
+        self._ranges.release(id)
+
+
 class _Groups:
     name = "cgroups"
 
@@ -94,6 +113,7 @@ class _Groups:
         self._tree = tree
 
     def do(self, draft: Draft) -> None:
+        assert draft.ids is not None
         draft.group = self._tree.make(draft.launch.id, draft.launch.spec.limits, draft.ids.guest)
 
     def undo(self, id: str) -> None:
@@ -164,6 +184,7 @@ class ContainerBackend:
         self,
         config: NodeConfig,
         report: HostReport,
+        ranges: IdRanges,
         tree: GroupTree,
         scratch: Scratch,
         store: LayerStore,
@@ -171,13 +192,15 @@ class ContainerBackend:
     ) -> None:
         self.abilities = Abilities(backend="container", kernel=report.kernel, notes=report.notes())
         self._config = config
+        self._ranges = ranges
         self._tree = tree
         self._scratch = scratch
         self._store = store
         self._mounts = mounts
         self._sockets = config.layout.guest_sockets
+        ids = _HostIds(ranges, config.uid_first, config.uid_count)
         self._steps: Steps[Draft] = Steps(
-            (_Groups(tree), _Writable(scratch), _Endpoint(self._sockets), _Layers(mounts))
+            (ids, _Groups(tree), _Writable(scratch), _Endpoint(self._sockets), _Layers(mounts))
         )
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
         self._spawner: Spawner | None = None
@@ -191,6 +214,8 @@ class ContainerBackend:
     def open(cls, config: NodeConfig, report: HostReport, instance: str, scratch_size: int) -> ContainerBackend:
         """Prepare cgroups, scratch volume and mounts; takes up what a former agent left. Blocking."""
         layout: Layout = config.layout
+        ranges = IdRanges(config.id_ranges, instance, (HIGHEST_ID - config.uid_first) // config.uid_count)
+        ranges.prepare()
         tree = GroupTree(report.cgroups, f"barchan-{instance}")
         tree.prepare()
         scratch = Scratch.open(layout, scratch_size, report.quota)
@@ -198,7 +223,7 @@ class ContainerBackend:
         store.sweep()
         mounts = LayerMounts(layout.mounts, store, reduced=report.kernel == "reduced")
         mounts.prepare()
-        return cls(config, report, tree, scratch, store, mounts)
+        return cls(config, report, ranges, tree, scratch, store, mounts)
 
     # --- making
 
@@ -213,7 +238,7 @@ class ContainerBackend:
         compose(spec.environment, self._store.resolve)
 
     async def create(self, launch: Launch) -> Running:
-        draft = Draft(launch, compose(launch.spec.environment, self._store.resolve), self._ids(launch.uid_slot))
+        draft = Draft(launch, compose(launch.spec.environment, self._store.resolve))
         try:
             await self._in_thread(lambda: self._steps.do(draft))
             spawned = await (await self._live_spawner()).spawn(self._request(draft))
@@ -231,7 +256,7 @@ class ContainerBackend:
         flags |= SpawnFlag.SETUID if spec.setuid else SpawnFlag(0)
         flags |= SpawnFlag.PTRACE if spec.ptrace else SpawnFlag(0)
         flags |= SpawnFlag.REDUCED if self.abilities.kernel == "reduced" else SpawnFlag(0)
-        assert draft.group is not None and draft.listener is not None
+        assert draft.ids is not None and draft.group is not None and draft.listener is not None
         return SpawnRequest(
             uid_base=draft.ids.base,
             uid_count=draft.ids.size,
@@ -246,12 +271,6 @@ class ContainerBackend:
             groups=tuple(draft.group.tasks_fds),
             layers=tuple(draft.layer_fds),
         )
-
-    def _ids(self, slot: int) -> Ids:
-        base = self._config.uid_first + slot * self._config.uid_count
-        if base + self._config.uid_count >= 1 << 31:
-            raise CreateFailed("no host user ids left", phase="uids", hint="stop sandboxes")
-        return Ids(base, self._config.uid_count - 1)
 
     async def _live_spawner(self) -> Spawner:
         """The running spawner; one that died is replaced."""
@@ -363,7 +382,7 @@ class ContainerBackend:
 
     async def leftovers(self) -> frozenset[str]:
         sockets = frozenset(path.name for path in self._sockets.iterdir())
-        return await self._in_thread(lambda: self._tree.list() | self._scratch.list() | sockets)
+        return await self._in_thread(lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets)
 
     async def close(self) -> None:
         for group in self._groups.values():
@@ -384,6 +403,7 @@ class ContainerBackend:
         self._mounts.unmount_all()
         self._scratch.close()
         self._tree.close()
+        self._ranges.close()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

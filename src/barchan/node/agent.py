@@ -72,7 +72,6 @@ class Agent:
             id,
             spec,
             create_key=request.key,
-            uid_slot=self._free_slot(),
             created=now,
             expires=now + spec.lifetime,
         )
@@ -172,7 +171,7 @@ class Agent:
         try:
             recorded = asyncio.ensure_future(self.recorder.create(row.id, spec, row.create_key))
             try:
-                running = await backend.create(Launch(id=row.id, spec=spec, uid_slot=row.uid_slot))
+                running = await backend.create(Launch(id=row.id, spec=spec))
             finally:
                 await recorded
             sandbox = LiveSandbox(row.id, spec, spec.secrets, backend, self.recorder, self.broken)
@@ -284,10 +283,6 @@ class Agent:
                 f"this node has no {name} backend", field="backend", hint=f"it has: {', '.join(self.backends)}"
             )
         return backend
-
-    def _free_slot(self) -> int:
-        used = {row.uid_slot for row in self.registry.live()}
-        return next(slot for slot in range(len(used) + 1) if slot not in used)
 
     def _admit(self, limits: Limits) -> None:
         admit(self._room(), limits)

@@ -94,9 +94,7 @@ class Registry:
 
     # --- changes
 
-    async def claim(
-        self, id: str, spec: SandboxSpec, *, create_key: str = "", uid_slot: int = -1, created: float, expires: float
-    ) -> Claim:
+    async def claim(self, id: str, spec: SandboxSpec, *, create_key: str = "", created: float, expires: float) -> Claim:
         """Insert a sandbox in state `creating`, or answer with the one that has the key already.
 
         Raises `Conflict` when key or id stand for another request.
@@ -108,7 +106,6 @@ class Registry:
             spec=redacted,
             create_key=create_key,
             digest=self._redactor.digest(redacted),
-            uid_slot=uid_slot,
             created=created,
             last_used=created,
             expires=expires,

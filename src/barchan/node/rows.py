@@ -27,7 +27,6 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     create_key: str = ""
     digest: bytes
     """Of the request."""
-    uid_slot: int = -1
     pid: int = 0
     pid_start: int = 0
     """Start time of the process in clock ticks, field 22 of /proc/PID/stat."""
@@ -49,7 +48,6 @@ class Fields(TypedDict, total=False):
 
     state: SandboxState
     spec: SandboxSpec
-    uid_slot: int
     pid: int
     pid_start: int
     cgroup: str
@@ -65,7 +63,7 @@ _COLUMNS = SandboxRow.__struct_fields__
 _TABLES = """
 CREATE TABLE sandboxes (
   id TEXT PRIMARY KEY, state TEXT NOT NULL, spec BLOB NOT NULL, create_key TEXT NOT NULL, digest BLOB NOT NULL,
-  uid_slot INTEGER NOT NULL, pid INTEGER NOT NULL, pid_start INTEGER NOT NULL, cgroup TEXT NOT NULL, boot TEXT NOT NULL,
+  pid INTEGER NOT NULL, pid_start INTEGER NOT NULL, cgroup TEXT NOT NULL, boot TEXT NOT NULL,
   created REAL NOT NULL, last_used REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,
   ready_ms REAL NOT NULL, handles BLOB NOT NULL
 ) STRICT;
