@@ -354,3 +354,15 @@ async def test_lists_come_in_pages(caller: Caller) -> None:
     rest = m.unpack(await caller.ask(m.ListExecs(sandbox=made[0], after=first[-1].id)), tuple[ExecInfo, ...])
     assert [info.argv[1] for info in (*first, *rest)] == [b"0", b"1", b"2"]
     assert sum(map(len, first[0].argv)) <= 1024
+
+
+async def test_an_ended_flood_can_be_taken_up_again(caller: Caller) -> None:
+    """More output than one window: the caller hears that it ran before it has taken any of it."""
+    info = await caller.create()
+    first = caller.start(info.id, "flood", "3000000", id="op")
+    result = await first.result()
+    second = caller.attach(info.id, "op")
+    async with asyncio.timeout(5):
+        assert (await second.started).pid == 0
+        assert await second.result() == result
+    assert second.stdout == first.stdout

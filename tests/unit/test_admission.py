@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from barchan.errors import AdmissionRefused
+from barchan.errors import AdmissionRefused, InvalidRequest
 from barchan.node.admission import Room, admit
 from barchan.spec import GIB, MIB, Limits
 
@@ -41,6 +41,13 @@ def test_refusal_names_the_resource(change: dict[str, int], resource: str) -> No
         admit(msgspec.structs.replace(ROOM, **change), Limits())
     assert refused.value.field == f"limits.{resource}"
     assert refused.value.retry and refused.value.hint
+
+
+@pytest.mark.parametrize("resource", ["memory", "disk"])
+def test_what_never_fits_is_no_reason_to_try_again(resource: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        admit(ROOM, msgspec.structs.replace(Limits(), **{resource: 1 << 50}))
+    assert refused.value.field == f"limits.{resource}" and not refused.value.retry and refused.value.hint
 
 
 def test_the_last_one_fits_exactly() -> None:

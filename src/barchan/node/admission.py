@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from barchan.errors import AdmissionRefused
+from barchan.errors import AdmissionRefused, InvalidRequest
 from barchan.spec import MIB, Limits
 
 
@@ -32,7 +32,12 @@ RESERVE = 256 * MIB
 
 
 def admit(room: Room, limits: Limits) -> None:
-    """Raises `AdmissionRefused` naming the resource that is short."""
+    """Raises `AdmissionRefused` naming the resource that is short, `InvalidRequest` when it never could be enough."""
+    for resource, most in (("memory", room.memory), ("disk", room.disk)):
+        if getattr(limits, resource) > most:
+            raise InvalidRequest(
+                f"limits.{resource}: more than this node has", field=f"limits.{resource}", hint=f"at most {most} bytes"
+            )
     if room.sandboxes >= room.most_sandboxes:
         raise _refused("sandboxes", f"{room.sandboxes} of {room.most_sandboxes} in use")
     if room.memory_promised + limits.memory > room.memory:

@@ -120,7 +120,8 @@ class Agent:
         if row.state in ("failing", "failed"):
             raise SandboxUnavailable(f"sandbox {id} failed: {row.reason}")
         if row.state in ("stopping", "stopped"):
-            raise SandboxStopped(f"sandbox {id} is {row.state}: {row.reason}")
+            why = f": {row.reason}" if row.reason not in ("", row.state) else ""
+            raise SandboxStopped(f"sandbox {id} is {row.state}{why}")
         raise SandboxUnavailable(f"sandbox {id} is {row.state}", hint="wait until it is ready")
 
     def node_info(self) -> NodeInfo:

@@ -119,6 +119,11 @@ class Execution:
         self.id = id
         self.seq = seq
         self.pid = 0
+        self.user = ""
+        self.cwd = ""
+        """What was asked for, for errors that name it."""
+        self.held = False
+        """It was cancelled because it did not start."""
         self.input = Input()
         self._recorder = recorder
         self._conclude = conclude

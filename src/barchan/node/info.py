@@ -33,3 +33,14 @@ def describe(row: SandboxRow) -> SandboxInfo:
         ready_ms=row.ready_ms,
         reason=row.reason,
     )
+
+
+def beginning(argv: tuple[bytes, ...], most: int) -> tuple[bytes, ...]:
+    """Arguments for looking at: `most` bytes of them, each counted with its end."""
+    kept: list[bytes] = []
+    for item in argv:
+        kept.append(item[:most])
+        most -= len(kept[-1]) + 1
+        if most <= 0:
+            break
+    return tuple(kept)

@@ -133,6 +133,7 @@ def main() -> int:
     try:
         if os.geteuid() != 0:
             raise FeatureMissing("the node agent needs root", hint="run `barchan up` as root")
+        os.umask(0o077)  # nothing made from here on is anybody else's to read, whatever started us
         config = read_config(sys.stdin.buffer.read())
         _raise_file_limit()
         with only_one(config):

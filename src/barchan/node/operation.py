@@ -24,9 +24,9 @@ from barchan.errors import (
     ProtocolError,
     SandboxDiskFull,
     SandboxUnavailable,
-    UserNotFound,
 )
 from barchan.node.channel import GuestChannel
+from barchan.node.outcome import no_user
 from barchan.wire import guest
 from barchan.wire.frames import STDIN, STDOUT, U64, Frame, FrameType, decode_data, decode_eof, decode_u64
 
@@ -44,6 +44,8 @@ _ERRNO: dict[int, type[BarchanError]] = {
     errno.ENOSPC: SandboxDiskFull,
     errno.EDQUOT: SandboxDiskFull,
 }
+_NO_FILE = frozenset((errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.ENODEV))
+"""What the guest answers for devices, FIFOs, sockets and the magic links of /proc."""
 
 
 class Caller(Protocol):
@@ -64,11 +66,13 @@ class Collector:
                 raise ProtocolError("the guest's answer is too long")
 
 
-def file_error(code: int, step: str, path: bytes) -> BarchanError:
+def file_error(code: int, step: str, path: bytes, user: str) -> BarchanError:
     """The typed error for a guest's errno."""
     name = path.decode(errors="replace")
     if step == "user":
-        return UserNotFound("the sandbox has no such user", field="user")
+        return no_user(user)
+    if code in _NO_FILE:
+        return FileFailure(f"{name}: not a regular file or directory", phase=step, field="path")
     cls = _ERRNO.get(code, FileFailure)
     return cls(f"{name}: {os.strerror(code).lower()}", phase=step, field="path")
 
@@ -76,8 +80,9 @@ def file_error(code: int, step: str, path: bytes) -> BarchanError:
 class Operation:
     """Bind it to a channel, feed it the caller's frames, await `detail`."""
 
-    def __init__(self, path: bytes, caller: Caller) -> None:
+    def __init__(self, path: bytes, caller: Caller, user: str = "") -> None:
         self.path = path
+        self.user = user
         self.size = 0
         """Input bytes passed on."""
         self.detail: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -161,4 +166,4 @@ class Operation:
         elif done.outcome == guest.GuestOutcome.CANCELLED:
             self.fail(SandboxUnavailable("the operation was cancelled"))
         else:
-            self.fail(file_error(done.code, done.detail.decode(errors="replace"), self.path))
+            self.fail(file_error(done.code, done.detail.decode(errors="replace"), self.path, self.user))

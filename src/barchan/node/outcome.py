@@ -22,7 +22,8 @@ class Ended(NamedTuple):
     error: BarchanError | None = None
 
 
-def ended(done: Done) -> Ended:
+def ended(done: Done, user: str = "", cwd: str = "") -> Ended:
+    """`user` and `cwd` are what was asked for, for the error that names them."""
     if done.outcome == GuestOutcome.EXITED:
         return Ended("exited", done.code & 0xFF)
     if done.outcome == GuestOutcome.SIGNALED:
@@ -31,15 +32,15 @@ def ended(done: Done) -> Ended:
         return Ended("timed_out", None)
     if done.outcome == GuestOutcome.CANCELLED:
         return Ended("cancelled", None)
-    return _not_started(done.code, done.detail.decode(errors="replace"))
+    return _not_started(done.code, done.detail.decode(errors="replace"), user, cwd)
 
 
-def _not_started(code: int, step: str) -> Ended:
+def _not_started(code: int, step: str, user: str, cwd: str) -> Ended:
     text = os.strerror(code).lower()
     if step == "user":
-        return Ended("failed", None, error=UserNotFound("the sandbox has no such user", field="user"))
+        return Ended("failed", None, error=no_user(user))
     if step == "cwd":
-        return Ended("failed", None, error=FileMissing(f"working directory: {text}", field="cwd", phase="cwd"))
+        return Ended("failed", None, error=FileMissing(f"working directory {cwd!r}: {text}", field="cwd", phase="cwd"))
     if step == "exec" and code in (errno.ENOENT, errno.ENOTDIR):
         return Ended("not_found", 127)
     if step == "exec" and code == errno.E2BIG:
@@ -49,6 +50,19 @@ def _not_started(code: int, step: str) -> Ended:
         return Ended("not_executable", 126)
     hint = "its limit of processes is reached" if code == errno.EAGAIN else ""
     return Ended("failed", None, error=SandboxUnavailable(f"cannot start a process: {text}", phase=step, hint=hint))
+
+
+def held(seconds: float) -> Ended:
+    """A process that something inside stopped before it became the program."""
+    error = SandboxUnavailable(
+        f"it did not start within {seconds:g} s", phase="start", hint="something in the sandbox holds new processes up"
+    )
+    return Ended("failed", None, error=error)
+
+
+def no_user(user: str) -> UserNotFound:
+    hint = "its /etc/passwd and /etc/group are looked up; numbers such as 1000:1000 need no entry"
+    return UserNotFound(f"the sandbox has no user {user!r}", field="user", hint=hint)
 
 
 def suspicious(end: Ended) -> bool:

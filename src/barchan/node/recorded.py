@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import cast
 
 from barchan.errors import ExecNotFound
+from barchan.node.info import beginning
 from barchan.spec import Exec, ExecId, ExecInfo, ExecResult
 from barchan.trajectory import walk
 from barchan.trajectory.index import Change, ExecState
@@ -85,7 +86,7 @@ class Recorded:
         return state
 
     def _info(self, state: ExecState) -> ExecInfo:
-        argv = _beginning(self._read_request(state).argv)
+        argv = beginning(self._read_request(state).argv, ARGV_SHOWN)
         result = self._read_result(state.newest) if state.ended else None
         return ExecInfo(id=ExecId(state.id), argv=argv, started=state.started, result=result)
 
@@ -94,14 +95,3 @@ class Recorded:
 
     def _read_result(self, position: Position) -> ExecResult:
         return cast(ExecEnded, self._log.read(position).body).result
-
-
-def _beginning(argv: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """A list of commands is for looking at: what is longer than a screen is cut."""
-    kept, left = [], ARGV_SHOWN
-    for item in argv:
-        kept.append(item[:left])
-        left -= len(kept[-1]) + 1
-        if left <= 0:
-            break
-    return tuple(kept)

@@ -18,6 +18,7 @@ from barchan.errors import (
 from barchan.node import outcome
 from barchan.node.channel import GuestChannel
 from barchan.node.execution import Caller, Execution, Reader
+from barchan.node.info import beginning
 from barchan.node.operation import Collector, Operation
 from barchan.node.recorder import Recorder
 from barchan.node.requests import encode_file
@@ -33,6 +34,8 @@ PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REDIALS = 5
 REDIAL_SECONDS = 0.2
 MOST_PROCESS_BYTES = 64 << 20
+MOST_PROCESSES, ARGV_SHOWN = 2000, 256
+"""What fits one answer, whatever a sandbox does to its processes' arguments."""
 START_SECONDS = 10.0
 """A command that does not start within this makes the node ask whether the guest still lives."""
 
@@ -149,10 +152,14 @@ class LiveSandbox:
         return self._channel
 
     async def check(self) -> None:
-        """Ask the guest for a sign of life if a command is slow to start. Reports a dead one."""
+        """Ask the guest for a sign of life if a command is slow to start, and end what does not start at all."""
         late = time.monotonic() - START_SECONDS
         if self._channel is None or not any(since < late for since in self._starting.values()):
             return
+        for id, since in self._starting.items():
+            if since < late - START_SECONDS and id in self._executions:
+                self._executions[id].held = True
+                self._executions[id].cancel()
         try:
             await self._channel.ping(START_SECONDS)
         except SandboxUnavailable as error:
@@ -224,6 +231,8 @@ class LiveSandbox:
         self._starting[execution.id] = time.monotonic()
         execution.started.add_done_callback(lambda _: self._starting.pop(execution.id, None))
         user = exec_.user if exec_.user is not None else self.spec.user
+        execution.user = user
+        execution.cwd = exec_.cwd.decode(errors="replace") if exec_.cwd is not None else self.spec.workdir
         channel.send(guest.start(execution.seq, OpKind.EXEC, user.encode(), self._exec_parts(exec_)))
         execution.bind(channel)
 
@@ -243,7 +252,9 @@ class LiveSandbox:
         )
 
     async def _conclude(self, done: guest.Done, execution: Execution) -> ExecResult:
-        end = outcome.ended(done)
+        end = outcome.ended(done, execution.user, execution.cwd)
+        if execution.held and end.outcome == "cancelled":
+            end = outcome.held(2 * START_SECONDS)
         limit = None
         if outcome.suspicious(end):
             before, self._used = self._used, self._backend.usage(self.id)
@@ -271,14 +282,14 @@ class LiveSandbox:
     # --- files and processes
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
-        """What runs inside, with the command each process came from."""
+        """What runs inside, with the command each process came from; of very many the first."""
         collected = Collector(MOST_PROCESS_BYTES)
         operation = Operation(b"", collected)
         operation.on_caller(Frame(FrameType.CREDIT, STDOUT, 0, U64.pack(MOST_PROCESS_BYTES)))
         await self._operate(operation, "process.list", OpKind.PROCESSES, b"", b"", "root")
         names = self._recorder.names(self.id)
         cursor, found = guest.Cursor(bytes(collected.data)), []
-        while cursor.left:
+        while cursor.left and len(found) < MOST_PROCESSES:
             found.append(_process_info(guest.read_process(cursor), names))
         return tuple(found)
 
@@ -286,6 +297,7 @@ class LiveSandbox:
         """Run a file operation to its end. Returns the guest's detail."""
         kind, body = encode_file(request)
         user = request.user if request.user is not None else self.spec.user
+        operation.user = user
         return await self._operate(operation, request.op, kind, body, request.path, user)
 
     async def _operate(
@@ -326,6 +338,6 @@ def _process_info(process: guest.GuestProcess, names: dict[int, str]) -> Process
         uid=process.uid,
         state=process.state,
         rss=process.rss,
-        argv=process.argv,
+        argv=beginning(process.argv, ARGV_SHOWN),
         exec_id=ExecId(exec_id) if exec_id is not None else None,
     )

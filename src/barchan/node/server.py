@@ -43,7 +43,7 @@ class ExecCall:
         feeding = self._agent.spawn(self._feed(execution))
         try:
             pid = await asyncio.shield(execution.started)
-            if pid:  # 0: it never ran, which its result says
+            if pid or _ran(execution):  # otherwise its result says why it did not
                 self._call.event(m.ExecStarted(id=execution.id, pid=pid, stdin_offset=execution.input.recorded))
             result = await asyncio.shield(execution.result)
             for reader in readers:
@@ -71,6 +71,11 @@ class ExecCall:
             except BarchanError as error:
                 execution.fail(error)
                 return
+
+
+def _ran(execution: Execution) -> bool:
+    """Of one that ended before this caller came: its output waits for the caller to take it."""
+    return execution.result.done() and execution.result.exception() is None and execution.result.result().error is None
 
 
 def _raised(result: ExecResult) -> ExecResult:
