@@ -12,14 +12,13 @@ import errno
 import logging
 import os
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from barchan.backends.base import Abilities, Launch, Running, Space, Usage
+from barchan.backends.container_steps import Draft, Endpoint, Groups, HostIds, Layers, Writable, short_path
 from barchan.backends.spawner import Spawner, SpawnFlag, SpawnRequest, install_guest
 from barchan.backends.steps import Steps
 from barchan.config import Layout, NodeConfig
@@ -32,7 +31,7 @@ from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
 from barchan.layers.stack import compose
-from barchan.layers.store import Layer, LayerStore
+from barchan.layers.store import LayerStore
 from barchan.spec import MIB, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
@@ -46,135 +45,6 @@ HIGHEST_ID = 1 << 31
 OOM_SCORE = 300
 """Sandboxes go before the host's own processes."""
 PROBE_BYTES = 1 * MIB
-
-
-class Ids(NamedTuple):
-    """Host ids of one sandbox: those it maps, and one of its own for its first process, outside the map.
-
-    Kernel limits counted per user (inotify instances, pending signals) add up at that last one, so it is not shared.
-    """
-
-    base: int
-    size: int
-
-    @property
-    def guest(self) -> int:
-        return self.base + self.size
-
-
-@dataclass
-class Draft:
-    """A container in the making, and the descriptors its making holds."""
-
-    launch: Launch
-    layers: tuple[Layer, ...]
-    ids: Ids | None = None
-    group: Group | None = None
-    tree_fd: int = -1
-    listener: socket.socket | None = None
-    layer_fds: list[int] = field(default_factory=list)
-
-    def close(self) -> None:
-        if self.group is not None:
-            self.group.close()
-        if self.listener is not None:
-            self.listener.close()
-        for fd in (self.tree_fd, *self.layer_fds):
-            if fd >= 0:
-                os.close(fd)
-        self.tree_fd, self.layer_fds = -1, []
-
-    def fds(self) -> list[int]:
-        """In the order of native/spawn.h."""
-        assert self.group is not None and self.listener is not None
-        return [self.listener.fileno(), self.tree_fd, self.group.dir_fd, *self.group.tasks_fds, *self.layer_fds]
-
-
-class _HostIds:
-    name = "ids"
-
-    def __init__(self, ranges: IdRanges, first: int, size: int) -> None:
-        self._ranges = ranges
-        self._first = first
-        self._size = size
-
-    def do(self, draft: Draft) -> None:
-        slot = self._ranges.claim(draft.launch.id)
-        draft.ids = Ids(self._first + slot * self._size, self._size - 1)
-
-    def undo(self, id: str) -> None:
-        self._ranges.release(id)
-
-
-class _Groups:
-    name = "cgroups"
-
-    def __init__(self, tree: GroupTree) -> None:
-        self._tree = tree
-
-    def do(self, draft: Draft) -> None:
-        assert draft.ids is not None
-        draft.group = self._tree.make(draft.launch.id, draft.launch.spec.limits, draft.ids.guest)
-
-    def undo(self, id: str) -> None:
-        self._tree.destroy(id)
-
-
-class _Writable:
-    name = "disk"
-
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
-
-    def do(self, draft: Draft) -> None:
-        self._scratch.make(draft.launch.id, draft.launch.spec.limits.disk)
-        draft.tree_fd = self._scratch.open_mount(draft.launch.id)
-
-    def undo(self, id: str) -> None:
-        self._scratch.drop(id)
-
-
-class _Endpoint:
-    """The socket on which the guest listens: bound here, known by name on the host only."""
-
-    name = "socket"
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
-
-    def do(self, draft: Draft) -> None:
-        draft.listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with short_path(self._directory / draft.launch.id) as name:
-            listener.bind(name)
-        listener.listen(8)
-
-    def undo(self, id: str) -> None:
-        (self._directory / id).unlink(missing_ok=True)
-
-
-class _Layers:
-    name = "mount"
-
-    def __init__(self, mounts: LayerMounts) -> None:
-        self._mounts = mounts
-
-    def do(self, draft: Draft) -> None:
-        for layer in draft.layers:
-            draft.layer_fds.append(self._mounts.acquire(layer))
-
-    def undo(self, id: str) -> None:
-        """Layers stay mounted for the next sandbox."""
-
-
-@contextlib.contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """A name of `path` below the 108 bytes that a socket address takes, whatever the data directory is called."""
-    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{path.name}"
-    finally:
-        os.close(fd)
 
 
 class ContainerBackend:
@@ -198,9 +68,9 @@ class ContainerBackend:
         self._store = store
         self._mounts = mounts
         self._sockets = config.layout.guest_sockets
-        ids = _HostIds(ranges, config.uid_first, config.uid_count)
+        ids = HostIds(ranges, config.uid_first, config.uid_count)
         self._steps: Steps[Draft] = Steps(
-            (ids, _Groups(tree), _Writable(scratch), _Endpoint(self._sockets), _Layers(mounts))
+            (ids, Groups(tree), Writable(scratch), Endpoint(self._sockets), Layers(mounts))
         )
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
         self._spawner: Spawner | None = None

@@ -288,7 +288,8 @@ class LiveSandbox:
         operation.on_caller(Frame(FrameType.CREDIT, STDOUT, 0, U64.pack(MOST_PROCESS_BYTES)))
         await self._operate(operation, "process.list", OpKind.PROCESSES, b"", b"", "root")
         names = self._recorder.names(self.id)
-        cursor, found = guest.Cursor(bytes(collected.data)), []
+        cursor = guest.Cursor(bytes(collected.data))
+        found: list[ProcessInfo] = []
         while cursor.left and len(found) < MOST_PROCESSES:
             found.append(_process_info(guest.read_process(cursor), names))
         return tuple(found)
