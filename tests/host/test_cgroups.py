@@ -16,6 +16,19 @@ from barchan.kernel.groups import Group
 from barchan.spec import MIB, Limits
 
 OWNER = 0x30000000 - 1
+SOCKETS = """
+import select, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+most, queued, idle, open_ = int(sys.argv[1]), 0, 0, []
+while queued < most and len(open_) < 100:
+    out = socket.create_connection(listener.getsockname())
+    open_ += [out, listener.accept()[0]]
+    out.setblocking(False)
+    while queued < most and select.select([], [out], [], 0.02)[1]:
+        queued += out.send(bytes(65536))
+print(queued, flush=True)
+sys.stdin.read()
+"""
 LIMITS = Limits(memory=64 * MIB, cpus=0.5, pids=20)
 HOG = "b = bytearray(200 << 20)"
 BOMB = """
@@ -46,11 +59,11 @@ def paths(tree: GroupTree) -> list[Path]:
     return [tree.unified, *tree.v1.values()]
 
 
-def start(group: Group, *argv: str) -> subprocess.Popen[bytes]:
+def start(group: Group, *argv: str, pipes: int | None = None) -> subprocess.Popen[bytes]:
     """A program that is in all groups from its first instruction: the shell joins them and becomes it."""
     files = [path / "cgroup.procs" for path in (group.unified, *group.v1.values())]
     join = "".join(f"echo $$ >{file}; " for file in files)
-    return subprocess.Popen(["sh", "-c", join + 'exec "$@"', "sh", *argv])
+    return subprocess.Popen(["sh", "-c", join + 'exec "$@"', "sh", *argv], stdin=pipes, stdout=pipes)
 
 
 def started(group: Group) -> subprocess.Popen[bytes]:
@@ -87,6 +100,58 @@ def test_making_again_changes_the_limits(tree: GroupTree, sizes: tuple[int, int]
         with tree.make("a", Limits(memory=size * MIB), OWNER) as group:
             path, name = group.v1.get("memory"), "memory.limit_in_bytes"
             assert int(read(path or group.unified, name if path else "memory.max")) == size * MIB
+
+
+@pytest.mark.parametrize(("memory", "most"), [(8, 4), (64, 16)])
+def test_socket_buffers_have_a_limit_of_their_own(tree: GroupTree, memory: int, most: int) -> None:
+    with tree.make("a", Limits(memory=memory * MIB), OWNER) as group:
+        assert int(read(counted_sockets(group), "memory.kmem.tcp.limit_in_bytes")) == most * MIB
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(64, False), (1024, True)])
+def test_socket_buffers_stop_at_their_limit(tree: GroupTree, memory: int, fits: bool) -> None:
+    """But for some 70 KiB that the kernel grants to each connection; the larger limit is the control."""
+    limits = Limits(memory=memory * MIB)
+    with tree.make("a", limits, OWNER) as group:
+        path = counted_sockets(group)
+        with start(group, sys.executable, "-c", SOCKETS, str(64 * MIB), pipes=subprocess.PIPE) as child:
+            assert child.stdout
+            queued = int(child.stdout.readline())
+            charged = int(read(path, "memory.kmem.tcp.usage_in_bytes"))
+            group.kill()
+        assert (queued >= 64 * MIB) == fits
+        assert (charged < groups.socket_memory(limits) * 1.5) or fits
+        assert (charged > 64 * MIB) == fits
+
+
+def counted_sockets(group: Group) -> Path:
+    path = group.v1.get("memory")
+    if path is None or not (path / "memory.kmem.tcp.limit_in_bytes").exists():
+        pytest.skip("this kernel counts socket buffers in the memory limit")
+    return path
+
+
+def test_groups_are_closed_to_others_whatever_the_umask(tree: GroupTree) -> None:
+    for umask in (0, 0o777):
+        old = os.umask(umask)
+        try:
+            tree.make("a", LIMITS, OWNER).close()
+        finally:
+            os.umask(old)
+        for parent in paths(tree):
+            assert (parent.stat().st_uid, parent.stat().st_mode & 0o7777) == (0, 0o700)
+            found = (parent / "a").stat()
+            assert (found.st_uid, found.st_mode & 0o7777) == (OWNER if parent == tree.unified else 0, 0o700)
+        tree.destroy("a")
+
+
+def test_groups_of_an_earlier_release_are_closed(tree: GroupTree) -> None:
+    tree.make("a", LIMITS, OWNER).close()
+    every = [path for parent in paths(tree) for path in (parent, parent / "a")]
+    for path in every:
+        path.chmod(0o755)
+    GroupTree(cgroups.detect(), tree.unified.name).prepare()
+    assert {path.stat().st_mode & 0o7777 for path in every} == {0o700}
 
 
 def test_over_allocation_is_killed_and_counted(tree: GroupTree) -> None:
@@ -186,21 +251,26 @@ def test_remove_refuses_while_a_process_lives(tree: GroupTree) -> None:
 
 
 def test_owner_may_sort_its_processes_but_not_lift_limits(tree: GroupTree) -> None:
+    """It starts inside its group, as the guest does by descriptor; the limits are given to it open for reading."""
     script = """
         set -e
-        cd "$1"; mkdir exec-1; echo $$ >exec-1/cgroup.procs; grep -q /a/exec-1 /proc/self/cgroup
+        mkdir exec-1; echo $$ >exec-1/cgroup.procs; grep -q /a/exec-1 /proc/self/cgroup
         ! echo max >cgroup.max.depth
-        for file in $2; do ! echo -1 >$file; done
+        for fd in $1; do cat /proc/self/fd/$fd; ! echo -1 >/proc/self/fd/$fd; done
     """
     with tree.make("a", LIMITS, OWNER) as group:
-        limits = " ".join(str(path / name) for path, name in files_with_limits(group))
+        limits = [os.open(path / name, os.O_RDONLY) for path, name in files_with_limits(group)]
         join = f'echo $$ >{group.unified}/cgroup.procs; exec setpriv --reuid {OWNER} --clear-groups sh -c "$@"'
         done = subprocess.run(
-            ["sh", "-c", join, "sh", script, "sh", str(group.unified), limits],
+            ["sh", "-c", join, "sh", script, "sh", " ".join(map(str, limits))],
+            cwd=group.unified,
+            pass_fds=limits,
             capture_output=True,
             timeout=30,
             check=False,
         )
+        for fd in limits:
+            os.close(fd)
         assert done.returncode == 0, done.stderr.decode()
     tree.destroy("a")
 

@@ -66,11 +66,11 @@ def volume(layout: Layout, quota: Quota) -> Iterator[Scratch]:
         yield volume
 
 
-def fill(path: Path, size: int) -> None:
-    """Bytes that nothing can compress away, down to the disk."""
+def fill(path: Path, size: int, zeros: bool = False) -> None:
+    """Bytes that nothing can compress away (or zeros), down to the disk."""
     with path.open("wb", buffering=0) as file:
         for _ in range(size // MIB):
-            file.write(os.urandom(MIB))
+            file.write(bytes(MIB) if zeros else os.urandom(MIB))
         os.fsync(file.fileno())
 
 
@@ -127,6 +127,101 @@ def test_limit_is_hard_and_the_neighbour_unharmed(volume: Scratch) -> None:
     volume.commit()
     assert LIMIT // 2 < volume.usage("a") <= LIMIT
     assert LIMIT // 2 <= volume.usage("b") < LIMIT
+
+
+def charged_within_limit(volume: Scratch, name: str) -> bool:
+    volume.commit()
+    return volume.usage(name) <= LIMIT
+
+
+def test_compression_cannot_be_asked_for(volume: Scratch) -> None:
+    """The kernel would do it in threads of its own, outside of the sandbox's CPU limit."""
+    tree = volume.make("a", LIMIT)
+    below = tree.path / "u/below"
+    below.mkdir()
+    for path in (tree.path / "u", tree.path / "w", below):
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.setxattr(path, "btrfs.compression", b"zstd")
+    fill(below / "zeros", LIMIT // 2, zeros=True)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.setxattr(below / "zeros", "btrfs.compression", b"zstd")
+    volume.commit()
+    assert volume.usage("a") >= LIMIT // 2
+
+
+def test_compression_would_work_outside_of_trees(volume: Scratch) -> None:
+    """The control of the test above."""
+    btrfs.create_subvolume(volume._fd, "plain")
+    os.setxattr(volume.root / "plain", "btrfs.compression", b"zstd")
+    fill(volume.root / "plain/zeros", LIMIT // 2, zeros=True)
+    volume.commit()
+    assert volume.usage("plain") < LIMIT // 8
+
+
+def test_sparse_and_reserved_files_are_limited(volume: Scratch) -> None:
+    path = volume.make("a", LIMIT).path / "u/sparse"
+    with path.open("wb", buffering=0) as file:
+        file.truncate(1 << 40)
+        with pytest.raises(OSError, match="quota exceeded"):
+            for step in range(2 * LIMIT // MIB):
+                os.pwrite(file.fileno(), os.urandom(MIB), step << 30)
+        os.fsync(file.fileno())
+    assert charged_within_limit(volume, "a")
+    with (
+        (volume.make("b", LIMIT).path / "u/reserved").open("wb") as file,
+        pytest.raises(OSError, match="quota exceeded"),
+    ):
+        os.posix_fallocate(file.fileno(), 0, 2 * LIMIT)
+    assert charged_within_limit(volume, "b")
+
+
+def test_overwriting_costs_nothing(volume: Scratch) -> None:
+    path = volume.make("a", LIMIT).path / "u/file"
+    fill(path, LIMIT // 2)
+    with path.open("r+b", buffering=0) as file:
+        for _ in range(5):
+            os.pwrite(file.fileno(), os.urandom(LIMIT // 4), 0)
+            os.fsync(file.fileno())
+    volume.commit()
+    assert volume.usage("a") < LIMIT * 3 // 4
+
+
+def test_snapshot_keeps_what_the_tree_overwrites(volume: Scratch) -> None:
+    tree = volume.make("a", LIMIT)
+    path = tree.path / "u/file"
+    fill(path, MIB)
+    old = path.read_bytes()
+    fd = os.open(tree.path, os.O_RDONLY)
+    try:
+        btrfs.snapshot(volume._fd, "b", fd)
+    finally:
+        os.close(fd)
+    with path.open("r+b", buffering=0) as file:
+        file.write(b"new")
+        os.fsync(file.fileno())
+    assert (volume.root / "b/u/file").read_bytes() == old
+    assert path.read_bytes() == b"new" + old[3:]
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.setxattr(volume.root / "b/u", "btrfs.compression", b"zstd")
+
+
+def test_metadata_is_stored_once_as_it_is_charged(volume: Scratch) -> None:
+    """Empty files are metadata only."""
+    directory = volume.make("a", LIMIT).path / "u"
+    volume.commit()
+    before = used(volume)
+    with pytest.raises(OSError, match="quota exceeded"):
+        for number in range(1_000_000):
+            os.close(os.open(directory / f"{number:0200}", os.O_WRONLY | os.O_CREAT, 0o600))
+    volume.commit()
+    charged = volume.usage("a")
+    assert LIMIT // 2 < charged <= LIMIT
+    assert used(volume) - before < charged * 1.3
+
+
+def used(volume: Scratch) -> int:
+    stat = os.fstatvfs(volume._fd)
+    return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 
 
 def test_larger_limit_lets_the_same_file_fit(volume: Scratch) -> None:
@@ -346,8 +441,10 @@ def test_full_host_disk_breaks_a_sparse_volume(layout: Layout) -> None:
 def commit_and_touch(root: Path) -> None:
     fd = os.open(root, os.O_RDONLY)
     try:
-        btrfs.commit(fd)
-        (root / "other").touch()
+        for number in range(2000):
+            (root / f"other-{number}").write_bytes(os.urandom(1500))
+            if not number % 100:
+                btrfs.commit(fd)
     finally:
         os.close(fd)
 

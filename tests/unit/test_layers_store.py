@@ -203,3 +203,16 @@ def test_processes_may_add_at_once(store: LayerStore) -> None:
         list(pool.map(add_many, [store.root] * 4, range(4)))
     assert [entry.version for entry in store.list()] == list(range(1, 41))
     assert len({entry.digest for entry in store.list()}) == len(files(store)) == 40
+
+
+def test_directories_and_files_are_closed_to_others(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        (tmp_path / "layers").mkdir(0o755)
+        store = LayerStore(tmp_path / "layers")
+        add(store, "base", b"one")
+        with store.temporary() as work:
+            entries = [store.root, work, *store.root.rglob("*")]
+            assert not [path for path in entries if path.stat().st_mode & 0o077]
+    finally:
+        os.umask(old)

@@ -125,3 +125,12 @@ def test_number_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(untar, "MOST_ENTRIES", 3)
     with pytest.raises(InvalidRequest, match="'f3' is beyond the limit"):
         unpack(tmp_path, [member(f"f{i}", b"") for i in range(4)])
+
+
+def test_directories_that_the_tar_only_implies_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        root = unpack(tmp_path, [member("deep/er/file", b"")])
+    finally:
+        os.umask(old)
+    assert [stat.S_IMODE((root / name).stat().st_mode) for name in ("deep", "deep/er")] == [0o755, 0o755]

@@ -21,6 +21,7 @@ _QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
 _QUOTA_RESCAN, _QUOTA_RESCAN_WAIT = 0x4040942C, 0x942E
 _NO_SUBTREE_IS_TOO_DEEP = "8"
 _SCANS = 5
+_SETFLAGS, _NOCOW = 0x40086602, 0x00800000
 _LIMIT_REFERENCED = 1
 _READ_ONLY = 2
 _NAME_MAX = 255
@@ -90,6 +91,15 @@ def _inconsistent(fd: int) -> bool:
 def limit(subvolume: int, size: int) -> None:
     """At most `size` bytes in the subvolume that the descriptor is in; more is EDQUOT."""
     fcntl.ioctl(subvolume, _QGROUP_LIMIT, bytearray(struct.pack("=6Q", 0, _LIMIT_REFERENCED, size, 0, 0, 0)))
+
+
+def write_in_place(directory: int) -> None:
+    """Of a directory without files: what is made below it is never compressed, and it refuses to be set so.
+
+    Compression is done by kernel threads, outside of every CPU limit. Its price is that file contents have no
+    checksums and a crash can leave a half-written one. Limits and snapshots work as before.
+    """
+    fcntl.ioctl(directory, _SETFLAGS, bytearray(struct.pack("=I", _NOCOW)))
 
 
 def remove_qgroup(fd: int, subvolume_id: int) -> None:

@@ -12,6 +12,7 @@ unmounted, and every path is absolute.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from barchan.errors import FeatureMissing
-from barchan.kernel import groups, mounts
+from barchan.kernel import directories, groups, mounts
 from barchan.kernel.groups import Group
 from barchan.spec import Limits
 
@@ -82,7 +83,8 @@ class GroupTree:
     """The groups of one installation: `<hierarchy>/<name>/<sandbox id>` in every hierarchy in use.
 
     The owner given to `make` gets the cgroup2 group of that sandbox, so that the guest's first process can sort its
-    commands into sub-groups; limits stay root's. Every method may be called again after it was interrupted.
+    commands into sub-groups; limits stay root's. Nobody else can look into a group or start at it from a path: all
+    are 0700. Every method may be called again after it was interrupted.
     """
 
     def __init__(self, layout: CgroupLayout, name: str) -> None:
@@ -94,9 +96,12 @@ class GroupTree:
         self._on_v2 = tuple(c for c in CONTROLLERS if c not in layout.v1)
 
     def prepare(self) -> None:
-        """Make the parents and hand the controllers down to them."""
+        """Make the parents and hand the controllers down to them. All groups are closed to others, also old ones."""
         for parent in self._parents():
-            parent.mkdir(exist_ok=True)
+            directories.private(parent)
+            for group in _below(parent):
+                with contextlib.suppress(FileNotFoundError):
+                    group.chmod(0o700)
         if self._on_v2:
             root = self.unified.parent
             _enable(root, self._on_v2, spare=root / f"{self.unified.name}.rest")
@@ -105,7 +110,7 @@ class GroupTree:
     def make(self, sandbox: str, limits: Limits, owner: int) -> Group:
         """The groups of a sandbox with its limits set; the caller closes the result."""
         for parent in self._parents():
-            (parent / sandbox).mkdir(exist_ok=True)
+            directories.private(parent / sandbox)
         try:
             self._limit(sandbox, limits)
             for name in _DELEGATED:
@@ -128,13 +133,7 @@ class GroupTree:
 
     def list(self) -> frozenset[str]:
         """Ids that have a group in any hierarchy."""
-        return frozenset(
-            entry.name
-            for parent in self._parents()
-            if parent.is_dir()
-            for entry in os.scandir(parent)
-            if entry.is_dir(follow_symlinks=False)
-        )
+        return frozenset(group.name for parent in self._parents() if parent.is_dir() for group in _below(parent))
 
     def destroy(self, sandbox: str, timeout: float = 5.0) -> None:
         """Kill what is in it, wait for the end, remove it. `TimeoutError` after `timeout` seconds."""
@@ -155,6 +154,10 @@ class GroupTree:
     def _parents(self) -> tuple[Path, ...]:
         """cgroup2 first: killing there ends what is in the v1 groups as well."""
         return (self.unified, *dict.fromkeys(self.v1.values()))
+
+
+def _below(parent: Path) -> list[Path]:
+    return [Path(entry) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
 
 
 def _enable(group: Path, controllers: Iterable[str], spare: Path | None) -> None:
@@ -180,7 +183,7 @@ def _enable(group: Path, controllers: Iterable[str], spare: Path | None) -> None
 def _make_room(group: Path, spare: Path) -> None:
     """Below the real root (in a container) a group with processes of its own cannot offer controllers: move them
     one level down, as every container-in-container set-up has to."""
-    spare.mkdir(exist_ok=True)
+    directories.private(spare)
     for pid in (group / "cgroup.procs").read_text().split():
         try:
             (spare / "cgroup.procs").write_text(pid)

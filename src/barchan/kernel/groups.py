@@ -19,7 +19,7 @@ from typing import Self
 
 import msgspec
 
-from barchan.spec import Limits
+from barchan.spec import MIB, Limits
 
 _PERIOD = 100_000
 """Of the CPU quota, in µs."""
@@ -117,9 +117,15 @@ def set_limit(controller: str, group: Path, limits: Limits, *, v1: bool) -> None
             _write(group / "cpu.max", f"{quota} {_PERIOD}")
     elif v1:
         _limit_memory_v1(group, str(limits.memory))
+        _write_if_there(group / "memory.kmem.tcp.limit_in_bytes", str(socket_memory(limits)))
     else:
         _write(group / "memory.max", str(limits.memory))
         _write_if_there(group / "memory.swap.max", "0")
+
+
+def socket_memory(limits: Limits) -> int:
+    """Bytes for network socket buffers on v1, which counts them apart from the memory limit. v2 counts them in it."""
+    return max(limits.memory // 4, 4 * MIB)
 
 
 def _limit_memory_v1(group: Path, size: str) -> None:
@@ -282,6 +288,6 @@ def _write(path: Path, value: str) -> None:
 
 
 def _write_if_there(path: Path, value: str) -> None:
-    """Swap accounting is an option of the kernel."""
+    """Swap and socket accounting are options of the kernel."""
     with contextlib.suppress(FileNotFoundError):
         _write(path, value)

@@ -18,7 +18,7 @@ import msgspec
 
 from barchan.config import Layout
 from barchan.errors import BarchanError, FeatureMissing
-from barchan.kernel import btrfs, cgroups, loops, syscalls
+from barchan.kernel import btrfs, cgroups, directories, loops, syscalls
 from barchan.kernel.scratch import SMALLEST, Quota, make_filesystem
 
 Kernel = Literal["full", "reduced", "too_old"]
@@ -79,7 +79,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 def examine(layout: Layout) -> HostReport:
     """Try everything on the file system of the data directory (made if it does not exist)."""
-    layout.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directories.make(layout.data, 0o700)
     release = platform.release()
     groups = cgroups.detect()
     with _workplace(layout.data) as work:
@@ -203,7 +203,7 @@ def _workplace(data: Path) -> Iterator[Path]:
 
 def _image(image: Path) -> str | None:
     tree = image.parent / "tree"
-    tree.mkdir()
+    tree.mkdir(0o700)
     (tree / "file").write_text("probe")
     command = ("mkfs.erofs", "-T0", str(image), str(tree))
     try:
@@ -232,7 +232,7 @@ def _by_loop(image: Path) -> str | None:
 
 def _overlay_by_fd(work: Path) -> str | None:
     other = work / "other"
-    other.mkdir()
+    other.mkdir(0o700)
     with ExitStack() as opened:
         layers = [syscalls.open_tree(path, clone=True) for path in (work / "tree", other)]
         for fd in layers:
@@ -332,7 +332,7 @@ def _has_kill(groups: cgroups.CgroupLayout) -> str | None:
     if groups.unified is None:
         return "no cgroup2"
     probe = groups.unified / f"barchan-probe-{os.getpid()}"
-    probe.mkdir()
+    probe.mkdir(0o700)
     try:
         return None if (probe / "cgroup.kill").exists() else "absent"
     finally:

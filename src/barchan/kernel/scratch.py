@@ -23,7 +23,7 @@ import msgspec
 
 from barchan.config import Layout
 from barchan.errors import CreateFailed, FeatureMissing, NodeStorageFull, SandboxDiskFull
-from barchan.kernel import btrfs, loops, mounts, syscalls
+from barchan.kernel import btrfs, directories, loops, mounts, syscalls
 from barchan.spec import MIB
 
 Quota = Literal["simple", "ordinary"]
@@ -61,7 +61,7 @@ class Scratch:
             root = _given(on)
         else:
             root = layout.scratch
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directories.private(root)
             mounts.make_private(root)
             if not _is_mounted(root):
                 _ready_image(layout.scratch_image, size)
@@ -116,6 +116,7 @@ class Scratch:
     def _fill(self, sandbox: str, disk_bytes: int) -> None:
         with self._tree(sandbox) as fd:
             os.fchmod(fd, 0o755)
+            btrfs.write_in_place(fd)
             for part in PARTS:
                 os.mkdir(part, 0o755, dir_fd=fd)
                 os.chmod(part, 0o755, dir_fd=fd)
@@ -236,8 +237,10 @@ def _fill_holes(path: Path, size: int) -> None:
 
 def make_filesystem(path: Path) -> None:
     """A btrfs on an image file. `FeatureMissing` without mkfs.btrfs, `CreateFailed` with its words."""
-    # Without --nodiscard the blocks that were just allocated could be given back to the host.
-    command = ("mkfs.btrfs", "--quiet", "--nodiscard", "--label", "barchan-scratch", str(path))
+    # Without --nodiscard the blocks that were just allocated could be given back to the host. Quotas count metadata
+    # once: kept twice, it would let sandboxes fill the volume with half of what they were promised.
+    options = ("--quiet", "--nodiscard", "--data", "single", "--metadata", "single", "--label", "barchan-scratch")
+    command = ("mkfs.btrfs", *options, str(path))
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest
+from barchan.kernel import directories
 from barchan.layers import erofs
 from barchan.layers.store import Layer, LayerStore, digest_of
 
@@ -81,7 +82,7 @@ def bootstrap(
     mirrors = host_mirrors()
     command = _command(suite, tuple(sorted(packages)), mirrors)
     key = f"{name}-{_key(command)}"
-    cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+    directories.make(cache, 0o755)
     with store.temporary() as work:
         image = work / "image"
         if not _from_cache(cache, key, image):
@@ -122,6 +123,7 @@ def _make(command: tuple[str, ...], cache: Path, key: str, progress: Callable[[s
         progress("converting to an EROFS image")
         # Later file times become the start of the day: the same packages on the same day give the same layer.
         erofs.build(tree, image, epoch=int(time.time()) // _DAY * _DAY)
+        image.chmod(0o644)
         os.replace(image, cache / f"{key}-{digest_of(image)}.erofs")
     _bound(cache)
 

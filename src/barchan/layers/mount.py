@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from barchan.errors import FeatureMissing, LayerCorrupt, NodeError
-from barchan.kernel import loops, mounts, syscalls
+from barchan.kernel import directories, loops, mounts, syscalls
 from barchan.layers import refs
 from barchan.layers.store import Layer, LayerStore
 
@@ -39,7 +39,7 @@ class LayerMounts:
 
     def prepare(self) -> None:
         """Make the mount directory private. Idempotent; layers that are mounted already stay so."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directories.private(self.root)
         with self._locked():
             mounts.make_private(self.root)
 

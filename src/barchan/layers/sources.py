@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 from barchan.errors import InvalidRequest, NodeStorageFull
+from barchan.kernel import directories
 from barchan.layers import erofs, untar
 from barchan.layers.store import Layer, LayerStore
 from barchan.spec import check_name
@@ -40,6 +41,6 @@ def _tree(source: Path, work: Path) -> Path:
     if not tarfile.is_tarfile(source):
         raise InvalidRequest(f"{source} is neither a directory nor a tar (plain, gzip, bzip2, xz)", field="source")
     tree = work / "tree"
-    tree.mkdir()
+    directories.make(tree, 0o755)
     untar.unpack(source, tree)
     return tree

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from barchan.errors import EnvironmentNotFound, InvalidRequest, LayerCorrupt
+from barchan.kernel import directories
 from barchan.layers import refs
 from barchan.spec import check_name
 
@@ -76,8 +77,8 @@ class LayerStore:
         self.root = root
         self._images, self._names = root / "sha256", root / "names"
         self._verified, self._tmp = root / "verified", root / "tmp"
-        for directory in (self._images, self._names, self._verified, self._tmp):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (root, self._images, self._names, self._verified, self._tmp):
+            directories.private(directory)
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
@@ -229,7 +230,7 @@ class LayerStore:
     @contextmanager
     def _locked(self, name: str) -> Iterator[Path]:
         directory = self._names / name
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directories.private(directory)
         with _flock(directory / "lock", fcntl.LOCK_EX):
             yield directory
 
@@ -279,6 +280,7 @@ def _check_superblock(path: Path, digest: str) -> None:
 def _write(path: Path, data: bytes) -> None:
     """All of it under its name, or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.touch(0o600)
     part.write_bytes(data)
     _sync(part)
     os.replace(part, path)

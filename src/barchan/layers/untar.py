@@ -165,6 +165,7 @@ def _descend(fd: int, part: str, *, make: bool = True) -> int:
             raise
         os.mkdir(part, 0o755, dir_fd=fd)
         child = os.open(part, _PARENT, dir_fd=fd)
+        os.fchmod(child, 0o755)
     os.close(fd)
     return child
 
