@@ -130,6 +130,12 @@ class FakeNode:
         self.modes: dict[bytes, int] = {}
         self.trees: dict[bytes, bytes] = {}
         """Raw answers of get_tree by path, for hostile ones."""
+        self.faults: dict[bytes, tuple[int, str]] = {}
+        """Paths whose reading fails after so many bytes with the error of this code; as a guest, with an end of the stream."""
+        self.tells_start = True
+        """Whether commands are answered with ExecStarted."""
+        self.start_gate: asyncio.Event | None = None
+        """What a new command waits for before anybody knows of it."""
         self.received: list[tuple[Entry, bytes]] = []
         """What put_tree got."""
         self.calls: list[m.Request] = []
@@ -274,6 +280,8 @@ class FakeNode:
     async def _exec_start(self, call: Incoming, request: m.StartExec) -> ExecResult:
         commands = self.commands[request.sandbox]
         command = commands.get(request.id)
+        if self.start_gate is not None:
+            await self.start_gate.wait()
         if command is None:
             command = commands[request.id] = Command(request.id, request.exec)
             self._spawn(self._run(command))
@@ -306,7 +314,7 @@ class FakeNode:
                 command.input_changed.set()
 
         call.on_frame = on_frame
-        if command.request.argv[-1] != b"missing":
+        if command.request.argv[-1] != b"missing" and self.tells_start:
             call.event(m.ExecStarted(id=command.id, pid=7, stdin_offset=len(command.input)))
         if command.request.stdin:
             call.credit(STDIN, len(command.input) + WINDOW)
@@ -417,7 +425,13 @@ class FakeNode:
 
     # files
 
-    async def _reply_bytes(self, call: Incoming, data: bytes) -> None:
+    async def _reply_bytes(self, call: Incoming, data: bytes, path: bytes = b"") -> None:
+        size, fault = self.faults.get(path, (len(data), ""))
+        await self._send_bytes(call, data[:size])
+        if fault:
+            raise scripted_error(fault)
+
+    async def _send_bytes(self, call: Incoming, data: bytes) -> None:
         output = Output()
         output.data += data
         output.end()
@@ -452,7 +466,7 @@ class FakeNode:
         if request.path not in self.files:
             raise FileMissing(f"{request.path!r}: no such file")
         data = self.files[request.path][request.offset :]
-        await self._reply_bytes(call, data if request.length is None else data[: request.length])
+        await self._reply_bytes(call, data if request.length is None else data[: request.length], request.path)
 
     async def _file_write(self, call: Incoming, request: m.WriteFile) -> None:
         if request.exclusive and request.path in self.files:
@@ -484,6 +498,7 @@ class FakeNode:
                 for path, data in sorted(self.files.items())
                 if path.startswith(prefix)
             ),
+            request.path,
         )
 
     async def _file_mkdir(self, call: Incoming, request: m.MakeDirectory) -> None:
@@ -499,7 +514,7 @@ class FakeNode:
     async def _file_get_tree(self, call: Incoming, request: m.GetTree) -> None:
         if request.path not in self.trees:
             raise FileMissing("no such tree")
-        await self._reply_bytes(call, self.trees[request.path])
+        await self._reply_bytes(call, self.trees[request.path], request.path)
 
     async def _file_put_tree(self, call: Incoming, request: m.PutTree) -> None:
         data = await self._take_bytes(call)

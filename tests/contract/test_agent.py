@@ -366,3 +366,10 @@ async def test_an_ended_flood_can_be_taken_up_again(caller: Caller) -> None:
         assert (await second.started).pid == 0
         assert await second.result() == result
     assert second.stdout == first.stdout
+
+
+async def test_the_key_of_a_stopped_sandbox_is_no_success(caller: Caller) -> None:
+    info = await caller.create(key="k")
+    await caller.ask(m.StopSandbox(sandbox=info.id))
+    with pytest.raises(errors.SandboxStopped, match="this key"):
+        await caller.create(key="k")

@@ -452,6 +452,148 @@ async def test_files_that_cannot_be_read(
     assert (got, body.get("field", "")) == (status, field)
 
 
+FAULTS = [("file_missing", 404), ("file_denied", 403), ("file_is_directory", 400), ("sandbox_disk_full", 507)]
+
+
+@pytest.mark.parametrize(("code", "status"), FAULTS)
+@pytest.mark.parametrize("place_", ["files", "files/list"])
+async def test_a_failure_is_no_empty_file(
+    ask: Http, node: FakeNode, sandbox: str, place_: str, code: str, status: int
+) -> None:
+    """A guest ends the stream of a file that it could not open, and then says so."""
+    node.files[b"/a"] = b"x"
+    node.faults[b"/a"] = (0, code)
+    got, body = await ask("GET", f"/v1/sandboxes/{sandbox}/{place_}?path=/a")
+    assert (got, body["code"]) == (status, code)
+
+
+async def test_a_failure_midway_is_no_whole_file(ask: Http, node: FakeNode, sandbox: str) -> None:
+    node.files[b"/a"], node.faults[b"/a"] = bytes(3_000_000), (1_000_000, "file_failure")
+    async with ask.raw("GET", f"/v1/sandboxes/{sandbox}/files?path=/a") as reply:
+        assert reply.status == 200
+        with pytest.raises((aiohttp.ClientPayloadError, ConnectionError)):
+            await reply.read()
+
+
+async def test_an_answer_before_the_end_is_no_whole_file(
+    ask: Http, node: FakeNode, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def short(call: Any, request: Any) -> None:
+        return None
+
+    for name in ("_file_read", "_file_list", "_file_write"):
+        monkeypatch.setattr(node, name, short)
+    path = f"/v1/sandboxes/{sandbox}/files"
+    for method, query in (("GET", "?path=/a"), ("GET", "/list?path=/a")):
+        status, body = await ask(method, path + query)
+        assert (status, body["code"]) == (500, "protocol_error")
+    status, body = await ask("PUT", f"{path}?path=/a", bytes(3_000_000))
+    assert (status, body["code"]) == (500, "protocol_error")
+
+
+async def test_an_empty_file_is_one(ask: Http, node: FakeNode, sandbox: str) -> None:
+    node.files[b"/empty"] = b""
+    async with ask.raw("GET", f"/v1/sandboxes/{sandbox}/files?path=/empty") as reply:
+        assert (reply.status, await reply.read()) == (200, b"")
+
+
+async def test_http_that_cannot_show_a_cut_reads_no_files(place: Site, node: FakeNode, sandbox: str) -> None:
+    node.files[b"/a"] = b"x"
+    reader, writer = await asyncio.open_unix_connection(str(place.layout.api_socket))
+    writer.write(f"GET /v1/sandboxes/{sandbox}/files?path=/a HTTP/1.0\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    assert b" 400 " in answer.split(b"\r\n")[0] and b"HTTP/1.1" in answer
+
+
+async def test_half_a_body_is_not_written(
+    place: Site, node: FakeNode, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up, real = asyncio.Event(), node._take_bytes
+
+    async def watched(call: Any) -> bytes:
+        try:
+            return await real(call)
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(node, "_take_bytes", watched)
+    _, writer = await asyncio.open_unix_connection(str(place.layout.api_socket))
+    head = f"PUT /v1/sandboxes/{sandbox}/files?path=/a HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    writer.write(head.encode() + b"half")
+    await node.wait_for(m.WriteFile)
+    writer.close()
+    async with asyncio.timeout(5):
+        await given_up.wait()
+    assert b"/a" not in node.files
+
+
+@pytest.mark.parametrize("mode", ["999", "rwx", ""])
+async def test_a_mode_that_is_not_octal(ask: Http, node: FakeNode, sandbox: str, mode: str) -> None:
+    status, body = await ask("PUT", f"/v1/sandboxes/{sandbox}/files?path=/a&mode={mode}", b"x")
+    assert (status, body["field"]) == (400, "mode")
+    assert "octal" in body["message"]
+
+
+async def test_hanging_up_cancels_the_command(ask: Http, node: FakeNode, sandbox: str) -> None:
+    running = asyncio.create_task(ask("POST", f"/v1/sandboxes/{sandbox}/exec", {"cmd": "sleep", "id": "s1"}))
+    await node.wait_for(m.StartExec)
+    running.cancel()
+    async with asyncio.timeout(5):
+        await node.wait_for(m.CancelExec)
+        await node.commands[sandbox]["s1"].done.wait()
+    result = node.commands[sandbox]["s1"].result
+    assert result is not None and result.outcome == "cancelled"
+
+
+async def test_hanging_up_before_the_command_is_known_cancels_it_too(ask: Http, node: FakeNode, sandbox: str) -> None:
+    node.start_gate = asyncio.Event()
+    running = asyncio.create_task(ask("POST", f"/v1/sandboxes/{sandbox}/exec", {"cmd": "sleep", "id": "s1"}))
+    await node.wait_for(m.StartExec)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert (await ask("GET", "/v1/health"))[0] == 200  # by now the API has seen the other connection end
+    node.start_gate.set()
+    async with asyncio.timeout(5):
+        await node.wait_for(m.CancelExec)
+        await node.commands[sandbox]["s1"].done.wait()
+    result = node.commands[sandbox]["s1"].result
+    assert result is not None and result.outcome == "cancelled"
+
+
+async def test_stopping_the_api_cancels_no_command(tmp_path: Path) -> None:
+    place = Site(tmp_path)
+    await place.start()
+    async with place.node() as node, http(place.url) as ask:
+        _, info = await ask("POST", "/v1/sandboxes", SPEC)
+        running = asyncio.create_task(ask("POST", f"/v1/sandboxes/{info['id']}/exec", {"cmd": "sleep", "id": "s1"}))
+        await node.wait_for(m.StartExec)
+        await place.stop()
+        with pytest.raises(aiohttp.ClientError):
+            await running
+        assert not [call for call in node.calls if isinstance(call, m.CancelExec)]
+        assert node.commands[info["id"]]["s1"].result is None
+
+
+async def test_cancelling_a_command(ask: Http, node: FakeNode, sandbox: str) -> None:
+    path = f"/v1/sandboxes/{sandbox}/exec"
+    running = asyncio.create_task(ask("POST", path, {"cmd": "sleep", "id": "s1"}))
+    await node.wait_for(m.StartExec)
+    for _ in range(2):
+        assert await ask("POST", f"{path}/s1/cancel") == (200, {"ok": True})
+    assert (await running)[1]["outcome"] == "cancelled"
+    status, body = await ask("POST", f"{path}/nope/cancel")
+    assert (status, body["code"]) == (404, "exec_not_found")
+
+
+async def test_what_can_never_fit_is_not_worth_a_retry(ask: Http, node: FakeNode) -> None:
+    for resource in ("memory", "disk"):
+        status, body = await ask("POST", "/v1/sandboxes", {**SPEC, "limits": {resource: 1 << 50}})
+        assert (status, body["code"], body["field"]) == (400, "invalid_request", f"limits.{resource}")
+        assert "retry" not in body and str(1 << 40) in body["hint"]
+
+
 # the WebSocket
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from barchan.config import ApiConfig, Layout
-from barchan.errors import ApiUnavailable
+from barchan.errors import ApiUnavailable, InvalidRequest
 from barchan.sdk import Client
 from tests.contract.api_site import TOKEN
 from tests.contract.fake_node import FakeNode
@@ -85,8 +85,15 @@ async def test_tls(tmp_path: Path) -> None:
             async with Client(ready["url"], TOKEN, ca=tmp_path / "cert") as client:
                 assert (await (await client.create("debian-12")).run("echo hi")).text == "hi\n"
             async with Client(ready["url"], TOKEN) as client:
-                with pytest.raises(ApiUnavailable, match="CERTIFICATE_VERIFY_FAILED|certificate"):
+                with pytest.raises(InvalidRequest, match="not trusted: self-signed certificate") as caught:
                     await client.list()
+                assert caught.value.field == "ca" and "--ca-file" in caught.value.hint
+            plain = ready["url"].replace("https:", "http:")
+            async with Client(plain, TOKEN) as client:
+                with pytest.raises(ApiUnavailable) as dropped:
+                    await client.list()
+                assert ready["url"] in dropped.value.hint
+                assert "ssl" not in str(dropped.value).lower()
 
 
 async def test_it_starts_again_over_its_own_leavings(tmp_path: Path) -> None:

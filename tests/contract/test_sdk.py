@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
+import re
 import socket
 import stat
 import time
@@ -22,19 +24,24 @@ from barchan.errors import (
     CommandFailed,
     Conflict,
     ExecNotFound,
+    FileAlreadyExists,
+    FileDenied,
     FileFailure,
+    FileIsDirectory,
     FileMissing,
+    FileNotDirectory,
     InvalidRequest,
     NodeUnavailable,
     ProtocolError,
     RequestTimeout,
     SandboxNotFound,
+    SandboxUnavailable,
     Unauthenticated,
     tree,
 )
 from barchan.sdk import Client, Sandbox
 from barchan.sdk._address import find_address
-from barchan.spec import EnvironmentRef, Limits
+from barchan.spec import EnvironmentRef, Limits, NetworkRules
 from barchan.wire import messages as m
 from barchan.wire.guest import Cursor, Entry, blob, encode_entry
 from tests.contract.api_site import TOKEN, Site, site
@@ -87,7 +94,98 @@ async def test_no_api_fails_at_once(tmp_path: Path) -> None:
     async with Client(data=tmp_path) as client:
         with pytest.raises(ApiUnavailable, match="no API") as caught:
             await client.list()
-    assert caught.value.hint == "barchan up"
+    assert caught.value.hint == f"barchan up --data {tmp_path}"
+    assert "no such file" in caught.value.message
+
+
+async def failure(client: Client) -> BarchanError:
+    async with client:
+        with pytest.raises(BarchanError) as caught:
+            await client.list()
+    assert not re.search(r"ssl[: ]|<|default|\[|errno", str(caught.value).lower()), "nothing of the HTTP library's own"
+    return caught.value
+
+
+def test_how_to_start_a_server_is_said_only_for_this_host() -> None:
+    assert find_address(None, None, None, {}).start == "barchan up"
+    assert find_address(None, None, "/a b", {}).start == "barchan up --data '/a b'"
+    assert find_address("unix:/d/run/api.sock", None, None, {}).start == "barchan up --data /d"
+    for url in ("unix:/s", "unix:/tmp/api.sock", "http://h:1", "https://h"):
+        assert find_address(url, None, None, {}).start == ""
+
+
+async def test_nobody_listens_elsewhere() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    for scheme in ("http", "https"):
+        error = await failure(Client(f"{scheme}://127.0.0.1:{port}"))
+        assert type(error) is ApiUnavailable and "connection refused" in error.message
+        assert "barchan up" not in error.hint
+    error = await failure(Client("http://nowhere.invalid:1"))
+    assert type(error) is ApiUnavailable and "host name" in error.message
+
+
+async def test_a_socket_without_permission(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may do anything, so that the kernel's answer to others is given for it."""
+
+    async def denied(*args: Any, **options: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_unix_connection", denied)
+    error = await failure(place.client())
+    assert type(error) is Unauthenticated and "root" in error.message
+    assert "barchan up" not in error.hint
+
+
+async def test_plain_http_spoken_to_by_tls(place: Site) -> None:
+    error = await failure(Client(place.url.replace("http:", "https:"), TOKEN))
+    assert (type(error), getattr(error, "field", "")) == (InvalidRequest, "url")
+    assert "http://" in error.hint
+
+
+async def test_a_server_that_hangs_up() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    error = await failure(Client(f"http://127.0.0.1:{port}"))
+    server.close()
+    assert type(error) is ApiUnavailable and f"https://127.0.0.1:{port}" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"ca": "/nope.pem"}, "ca"),
+        ({"ca": "/"}, "ca"),
+        ({"ca": "/dev/null"}, "ca"),
+        ({"ca": 5}, "ca"),
+        ({"ca": "a\0b"}, "ca"),
+        ({"url": 5}, "url"),
+        ({"url": "http://h:99999"}, "url"),
+        ({"url": "http://[::1"}, "url"),
+        ({"url": "http://:80"}, "url"),
+        ({"url": "http://user:word@h"}, "url"),
+        ({"url": "unix:/" + "x" * 200}, "url"),
+        ({"data": 5}, "data"),
+        ({"token": b"t"}, "token"),
+        ({"token": "a\nb"}, "token"),
+        ({"token": "ü"}, "token"),
+        ({"timeout": "5"}, "timeout"),
+        ({"reconnect": None}, "reconnect"),
+    ],
+)
+def test_a_wrong_option_of_the_client_is_named(options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Client(**{"url": "https://h", **options})
+    assert caught.value.field == field
+    assert caught.value.hint or field == "url"
+
+
+def test_a_token_may_come_with_its_line_end() -> None:
+    assert find_address("http://h", f"{TOKEN}\n", None, {}).token == TOKEN
 
 
 async def test_over_tcp(place: Site, node: FakeNode) -> None:
@@ -187,6 +285,19 @@ async def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) 
             ({"limits": Limits(memory=-1)}, "limits.memory"),
             ({"workdir": "x"}, "workdir"),
             ({"env": {"": "x"}}, "env"),
+            ({"limits": {"memory": 1}}, "limits.memory"),
+            ({"limits": {"ram": 1}}, "limits.ram"),
+            ({"limits": Limits(memory="1g")}, "limits.memory"),  # type: ignore[arg-type]
+            ({"limits": NetworkRules()}, "limits.mode"),
+            ({"limits": 5}, "limits"),
+            ({"network": "deny"}, "network"),
+            ({"labels": ["a"]}, "labels"),
+            ({"labels": {"a": 1}}, "labels"),
+            ({"env": [("a", "b")]}, "env"),
+            ({"lifetime": "60"}, "lifetime"),
+            ({"user": 0}, "user"),
+            ({"timeout": "5"}, "timeout"),
+            ({"toolkits": [5]}, "toolkits"),
         ):
             with pytest.raises(InvalidRequest) as caught:
                 await client.create("debian-12", **options)  # type: ignore[arg-type]
@@ -194,8 +305,24 @@ async def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) 
         for name in ("../x", "a..b", "UPPER", ""):
             with pytest.raises(InvalidRequest):
                 await client.create(name)
+        for environment in (5, b"x", "\ud800"):
+            with pytest.raises(InvalidRequest):
+                await client.create(environment)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await client.create("debian-12", user="\ud800")
+        with pytest.raises(InvalidRequest):
+            await client.create_from("debian-12")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await client.list(["a"])  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await client.get("\ud800")
         with pytest.raises(InvalidRequest):
             await client.create()
+
+
+async def test_limits_may_be_plain(client: Client, node: FakeNode) -> None:
+    sandbox = await client.create("debian-12", limits={"memory": 1 << 28})  # type: ignore[arg-type]
+    assert sandbox.info.limits == Limits(memory=1 << 28)
 
 
 async def test_a_create_that_takes_too_long(client: Client, node: FakeNode) -> None:
@@ -235,6 +362,19 @@ async def test_a_failing_command_is_a_result(sandbox: Sandbox) -> None:
         ("x", {"env": {"a=b": "c"}}, "env"),
         ("x", {"secrets": {"a": "\0"}}, "secrets"),
         ("x", {"id": "a/b"}, "id"),
+        (5, {}, "argv"),
+        ([5], {}, "argv"),
+        ({"a": 1}, {}, "argv"),
+        ("\ud800", {}, "argv"),
+        ("x", {"env": ["a"]}, "env"),
+        ("x", {"env": {"a": 1}}, "env"),
+        ("x", {"secrets": {"a": 1}}, "secrets"),
+        ("x", {"timeout": "5"}, "timeout"),
+        ("x", {"cwd": 5}, "cwd"),
+        ("x", {"user": 0}, "user"),
+        ("x", {"output_limit": "1m"}, "output_limit"),
+        ("x", {"stdin": 5}, "stdin"),
+        ("x", {"stdin": ["a"]}, "stdin"),
     ],
 )
 async def test_a_wrong_command_is_refused(sandbox: Sandbox, command: Any, options: Any, field: str) -> None:
@@ -291,6 +431,24 @@ async def test_the_same_id_never_runs_twice(sandbox: Sandbox, node: FakeNode) ->
     with pytest.raises(Conflict):
         await sandbox.run("echo other", id="mine")
     assert [info.id for info in await sandbox.execs()] == ["mine"]
+
+
+async def test_run_and_start_mean_the_same_command(sandbox: Sandbox) -> None:
+    await sandbox.run("echo once", id="mine")
+    process = await sandbox.start("echo once", id="mine")
+    assert await process.stdout.read_all() == b"once\n"
+
+
+async def test_input_whose_source_fails_as_the_sandbox_does_ends_the_command(sandbox: Sandbox, node: FakeNode) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"half"
+        yield await sandbox.files.read("/missing")
+
+    with pytest.raises(FileMissing):
+        async with asyncio.timeout(5):
+            await sandbox.run(["cat"], stdin=pieces(), id="c")
+    result = node.commands[sandbox.id]["c"].result
+    assert result is not None and result.outcome == "cancelled"
 
 
 async def test_cancelling_a_run_cancels_the_command(sandbox: Sandbox, node: FakeNode) -> None:
@@ -401,6 +559,36 @@ async def test_attaching_from_an_offset(sandbox: Sandbox) -> None:
     assert await process.stdout.read_all() == b"456789\n"
     with pytest.raises(ExecNotFound):
         await sandbox.attach("nope")
+
+
+async def test_attaching_does_not_need_to_be_told_of_a_start(sandbox: Sandbox, node: FakeNode) -> None:
+    """Output beyond the window keeps the call open until somebody reads, which nobody can before `attach` returns."""
+    node.tells_start = False
+    await sandbox.run("bytes 3000000", id="big")
+    async with asyncio.timeout(10):
+        for process, offset in (
+            (await sandbox.attach("big"), 0),
+            (await sandbox.attach("big", stdout_offset=1_500_000), 1_500_000),
+            (await sandbox.start("bytes 3000000", id="big"), 0),
+        ):
+            assert await process.stdout.read_all() == pattern(3_000_000)[offset:]
+            assert (await process.wait()).stdout_bytes == 3_000_000
+
+
+async def test_a_command_that_its_node_cannot_start_is_an_error(
+    sandbox: Sandbox, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node ends the outputs of such a command before it says why."""
+
+    async def full(call: Any, request: Any) -> None:
+        call.send_eof(1, 0)
+        call.send_eof(2, 0)
+        await asyncio.sleep(0)
+        raise SandboxUnavailable("no process is left")
+
+    monkeypatch.setattr(node, "_exec_start", full)
+    with pytest.raises(SandboxUnavailable, match="no process"):
+        await sandbox.start("echo x")
 
 
 async def test_processes(sandbox: Sandbox) -> None:
@@ -636,6 +824,64 @@ async def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNo
     assert b"/a" not in node.files
 
 
+async def test_a_source_that_fails_as_the_sandbox_does_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
+    with pytest.raises(FileMissing):
+        async with asyncio.timeout(5):
+            await sandbox.files.write("/a", sandbox.files.read_stream("/missing"))
+    assert b"/a" not in node.files
+
+
+@pytest.mark.parametrize("size", [0, 1_000_000])
+async def test_what_failed_is_not_taken_for_whole(sandbox: Sandbox, node: FakeNode, tmp_path: Path, size: int) -> None:
+    files, data = sandbox.files, bytes(3_000_000)
+    node.files[b"/a/b"] = node.files[b"/a"] = data
+    node.trees[b"/a"] = ROOT + item(b"x", content=data[:900_000])
+    node.faults[b"/a"] = (size, "file_denied")
+
+    async def streamed() -> None:
+        async for _ in files.read_stream("/a"):
+            pass
+
+    for failing in (files.read("/a"), streamed(), files.list("/a"), files.download("/a", tmp_path / "t")):
+        with pytest.raises(FileDenied):
+            await failing
+
+
+async def test_an_answer_before_the_end_is_not_taken_for_whole(
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def short(call: Any, request: Any) -> None:
+        return None
+
+    for name in ("read", "list", "write", "get_tree", "put_tree"):
+        monkeypatch.setattr(node, f"_file_{name}", short)
+    files, source = sandbox.files, tmp_path / "source"
+    source.write_bytes(bytes(3_000_000))
+    for failing in (
+        files.read("/a"),
+        anext(aiter(files.read_stream("/a"))),
+        files.list("/a"),
+        files.write("/a", bytes(3_000_000)),
+        files.upload(source, "/a"),
+        files.download("/a", tmp_path / "t"),
+    ):
+        with pytest.raises(ProtocolError):
+            async with asyncio.timeout(5):
+                await failing  # type: ignore[misc]
+
+
+async def test_content_of_a_wrong_kind(sandbox: Sandbox, tmp_path: Path) -> None:
+    for data in (5, tmp_path, None, [b"x"], io.StringIO("text")):
+        with pytest.raises(InvalidRequest) as caught:
+            await sandbox.files.write("/a", data)  # type: ignore[arg-type]
+        assert caught.value.field == "data" and caught.value.hint
+    for options in ({"mode": object()}, {"mode": 1 << 70}):
+        with pytest.raises(InvalidRequest):
+            await sandbox.files.write("/a", b"", **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        await sandbox.files.read(5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("path", ["/a\0b", ""])
 async def test_a_path_that_cannot_be(sandbox: Sandbox, path: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -702,8 +948,78 @@ async def test_a_file_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path:
 
 
 async def test_what_is_not_there_cannot_be_uploaded(sandbox: Sandbox, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileMissing, match=f"local file {tmp_path}/nothing") as caught:
         await sandbox.files.upload(tmp_path / "nothing", "/x")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    for local in (5, "a\0b", "\ud800"):
+        with pytest.raises(InvalidRequest) as wrong:
+            await sandbox.files.upload(local, "/x")  # type: ignore[arg-type]
+        assert wrong.value.field == "local"
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Root may read anything, so that the kernel's answer to others is given for it."""
+    real = Path.open
+
+    def refusing(self: Path, *args: Any, **options: Any) -> Any:
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+
+
+async def test_a_local_file_that_cannot_be_read(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "tree"
+    source.mkdir()
+    (source / "a").write_bytes(bytes(1_000_000))
+    (source / "b").write_bytes(b"secret")
+    unreadable(monkeypatch, source / "b")
+    for local in (source, source / "b"):
+        with pytest.raises(FileDenied, match=f"local file {source}/b: permission denied"):
+            async with asyncio.timeout(5):
+                await sandbox.files.upload(local, "/x")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileFailure, match="not a regular file"):
+        await sandbox.files.upload(tmp_path / "fifo", "/x")
+
+
+async def test_what_is_in_the_way_of_a_download(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "t" / "f").mkdir(parents=True)
+    node.trees[b"/t"] = ROOT + item(b"f")
+    node.trees[b"/d"] = ROOT + item(b"f", "d") + item(b"f/g")
+    node.trees[b"/f"] = item(b"")
+    for remote, local, error in (
+        ("/t", tmp_path / "t", FileIsDirectory),
+        ("/f", tmp_path / "dir", FileIsDirectory),
+        ("/t", tmp_path / "file", FileAlreadyExists),
+        ("/t", tmp_path / "file" / "below", FileNotDirectory),
+    ):
+        with pytest.raises(error, match="local file .*: "):
+            await sandbox.files.download(remote, local)
+    (tmp_path / "u").mkdir()
+    (tmp_path / "u" / "f").write_text("mine")
+    with pytest.raises(FileFailure, match="no directory"):
+        await sandbox.files.download("/d", tmp_path / "u")
+    assert (tmp_path / "file").read_text() == (tmp_path / "u" / "f").read_text() == "mine"
+
+
+async def test_a_full_local_disk(
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    node.trees[b"/t"] = ROOT + item(b"f")
+    monkeypatch.setattr("barchan.sdk._tree.os.write", full)
+    with pytest.raises(FileFailure, match=f"local file {tmp_path}/t: no space left") as caught:
+        await sandbox.files.download("/t", tmp_path / "t")
+    monkeypatch.undo()
+    assert "not in the sandbox" in caught.value.hint
 
 
 def item(path: bytes, kind: str = "f", content: bytes = b"evil", target: bytes = b"", mode: int = 0o644) -> bytes:
@@ -725,6 +1041,7 @@ ROOT = item(b"", "d", mode=0o755)
         ([item(b"..", "d")], ProtocolError),
         ([item(b"..", "l", target=b"/")], ProtocolError),
         ([item(b"a\0b")], ProtocolError),
+        ([item(b"a", "l", target=b"b\0c")], ProtocolError),
         ([item(b"out", "l", target=b"OUTSIDE"), item(b"out/escaped")], FileFailure),
         ([item(b"out", "l", target=b"OUTSIDE"), item(b"out", "d"), item(b"out/escaped")], FileFailure),
         ([item(b"out", "l", target=b".."), item(b"out/deep", "d")], FileFailure),

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.server import Server
+from barchan import spec
+from tests.server import Server, remove
 
 MIB = 1 << 20
 SMALL = ("--memory", "128m", "--disk", "64m", "--pids", "64")
@@ -171,6 +172,26 @@ def test_a_reader_that_has_seen_enough(cli: Cli) -> None:
     assert set(cli.ids()) <= before
 
 
+@pytest.mark.parametrize("json_", [(), ("--json",)])
+def test_an_output_that_is_full(cli: Cli, sandbox: str, json_: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = cli.argv("exec", *json_, sandbox, "--", "yes")
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 125
+    assert b"stdout: No space left on device" in done.stderr and b"Traceback" not in done.stderr
+    assert b"yes" not in cli("ps", sandbox).stdout, "the command was cancelled"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_log_for_which_there_is_no_room(cli: Cli, sandbox: str, exact: bool) -> None:
+    id_ = cli("exec", "-d", sandbox, "--", "echo", "text").stdout.decode().strip()
+    assert cli("wait", sandbox, id_).returncode == 0
+    with open("/dev/full", "wb") as full:
+        command = cli.argv("logs", sandbox, *(("--exec", id_) if exact else ()))
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"error: stdout: No space left on device [file_failure]\n")
+
+
 # --- signals
 
 
@@ -250,6 +271,62 @@ def test_a_detached_command_its_processes_and_its_log(cli: Cli, sandbox: str) ->
     assert "\x1b" not in shown
 
 
+def test_a_detached_command_that_cannot_start(cli: Cli, sandbox: str) -> None:
+    for argv, code, told in [
+        (["nosuchprog"], 127, b"barchan: nosuchprog: not found in the sandbox\n"),
+        (["/etc/passwd"], 126, b"barchan: /etc/passwd: cannot be executed\n"),
+    ]:
+        done = cli("exec", "-d", sandbox, "--", *argv)
+        assert (done.returncode, done.stdout, done.stderr) == (code, b"", told)
+    assert cli("exec", "-d", "-u", "nobody-here", sandbox, "--", "true").returncode == 125
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("echo out", 0)])
+def test_wait_for_a_detached_command(cli: Cli, sandbox: str, script: str, code: int) -> None:
+    id_ = cli("exec", "-d", sandbox, "--", "sh", "-c", script).stdout.decode().strip()
+    for _ in range(2):
+        done = cli("wait", sandbox, id_)
+        assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+def test_wait_says_why(cli: Cli, sandbox: str) -> None:
+    cli("exec", sandbox, "--", "nosuchprog")
+    (line,) = [json.loads(line) for line in cli("logs", "--json", sandbox).stdout.splitlines()]
+    done = cli("wait", sandbox, line["exec"])
+    assert (done.returncode, done.stderr) == (127, b"barchan: nosuchprog: not found in the sandbox\n")
+    done = cli("wait", sandbox, "nosuchexec")
+    assert done.returncode == 125 and b"[exec_not_found]" in done.stderr
+
+
+def test_kill_a_detached_command(cli: Cli, sandbox: str) -> None:
+    def started(script: str) -> str:
+        return cli("exec", "-d", sandbox, "--", "sh", "-c", script).stdout.decode().strip()
+
+    id_ = started("exec sleep 600")
+    assert cli("kill", sandbox, id_).stdout.decode().strip() == id_
+    assert cli("wait", sandbox, id_).returncode == 137
+    id_ = started("exec sleep 601")
+    assert cli("kill", "-s", "term", sandbox, id_).returncode == 0
+    assert cli("wait", sandbox, id_).returncode == 143
+    assert b"[exec_not_found]" in cli("kill", sandbox, "nosuchexec").stderr
+
+
+def test_kill_all_of_a_command(cli: Cli, sandbox: str) -> None:
+    id_ = cli("exec", "-d", sandbox, "--", "sh", "-c", "setsid sleep 602 & exec sleep 603").stdout.decode().strip()
+    assert cli("kill", "--all", sandbox, id_).returncode == 0
+    assert cli("wait", sandbox, id_).returncode == 137
+    assert b"sleep 60" not in cli("ps", sandbox).stdout
+
+
+def test_stop_goes_on_past_what_is_wrong(cli: Cli) -> None:
+    ids = [cli("create", cli.env, *SMALL).stdout.decode().strip() for _ in range(2)]
+    done = cli("stop", *ids, "bogus")
+    assert done.returncode == 1
+    assert sorted(done.stdout.decode().split()) == sorted(ids)
+    assert b"'bogus' is not a sandbox id" in done.stderr
+    assert not set(ids) & set(cli.ids())
+
+
 def test_json_results(cli: Cli) -> None:
     done = cli.run("--json", "--", "sh", "-c", "echo out; echo err >&2; exit 5")
     assert (done.returncode, done.stderr) == (5, b"")
@@ -296,6 +373,40 @@ def test_copy_a_tree_either_way(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert (tmp_path / "back/link").readlink() == Path("sub/file")
     assert (tmp_path / "back/sub/file").read_text() == "x"
     assert sorted(p.name for p in (tmp_path / "back").iterdir()) == ["link", "sub"]
+
+
+def test_copy_over_standard_streams(cli: Cli, sandbox: str) -> None:
+    data = os.urandom(3 * MIB)
+    sent = cli("cp", "--json", "-", f"{sandbox}:/tmp/file", stdin=data)
+    assert json.loads(sent.stdout) == {"files": 1, "bytes": len(data), "skipped": []}
+    got = cli("cp", f"{sandbox}:/tmp/file", "-")
+    assert (got.returncode, got.stdout, got.stderr) == (0, data, b"")
+    with open("/dev/full", "wb") as full:
+        command = cli.argv("cp", f"{sandbox}:/tmp/file", "-")
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"error: stdout: No space left on device [file_failure]\n")
+    for source, target in ((f"{sandbox}:/tmp", "-"), ("-", f"{sandbox}:/tmp"), ("-", f"{sandbox}:/tmp/new/")):
+        done = cli("cp", source, target, stdin=b"x")
+        assert done.returncode == 1 and b"[file_is_directory]" in done.stderr
+
+
+def test_input_that_fails_leaves_no_file(cli: Cli, sandbox: str) -> None:
+    nothing = os.open("/dev/null", os.O_WRONLY)
+    try:
+        command = cli.argv("cp", "-", f"{sandbox}:/tmp/none")
+        done = subprocess.run(command, stdin=nothing, capture_output=True, timeout=60, check=False)
+    finally:
+        os.close(nothing)
+    assert (done.returncode, done.stderr) == (1, b"error: stdin: Bad file descriptor [file_failure]\n")
+    assert b"[file_missing]" in cli("cp", f"{sandbox}:/tmp/none", "-").stderr
+
+
+def test_no_directory_is_made_on_this_host(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for target, code in (("no/x", b"[file_missing]"), ("no/", b"[file_missing]"), ("file/x", b"[file_not_directory]")):
+        done = cli("cp", f"{sandbox}:/etc/passwd", f"{tmp_path}/{target}")
+        assert done.returncode == 1 and code in done.stderr, target
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_copy_refused(cli: Cli, sandbox: str, tmp_path: Path) -> None:
@@ -359,3 +470,75 @@ def test_layers_are_listed_without_the_server(cli: Cli, server: Server) -> None:
     assert cli.env in [layer["name"] for layer in server.run("env", "ls")]
     table = subprocess.run(server.command("env", "ls"), capture_output=True, text=True, timeout=60, check=True)
     assert f"{cli.env}@1 " in table.stdout
+
+
+def test_a_name_with_several_versions_is_not_removed_by_mistake(cli: Cli, server: Server, tmp_path: Path) -> None:
+    def versions() -> list[int]:
+        listed = json.loads(subprocess.check_output(server.command("env", "ls", "--json")))
+        return [layer["version"] for layer in listed if layer["name"] == "many"]
+
+    def remove(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            server.command("env", "rm", *argv), capture_output=True, text=True, timeout=60, check=False
+        )
+
+    for number in range(3):
+        (tmp_path / "file").write_text(str(number))
+        server.run("env", "import", "many", str(tmp_path))
+    done = remove("many")
+    assert done.returncode == 1 and versions() == [1, 2, 3]
+    assert f"`barchan env rm many@3 --data {server.data}`" in done.stderr and "--all" in done.stderr
+    done = remove("none", "many@3")
+    assert (done.returncode, done.stdout, versions()) == (1, "many@3\n", [1, 2])
+    assert remove("--all", "many").returncode == 0 and versions() == []
+    server.run("env", "import", "many", str(tmp_path))
+    assert remove("many").returncode == 0 and versions() == []
+
+
+@pytest.fixture
+def own_data(server: Server) -> Iterator[Path]:
+    """For a server of the test's own."""
+    data = Path(f"{server.data}-cli")
+    yield data
+    remove(data)
+
+
+def test_the_life_of_a_data_directory(own_data: Path, tmp_path: Path) -> None:
+    source = {**os.environ, "PYTHONPATH": str(Path(spec.__file__).parents[1])}
+    certificate = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2")
+    subprocess.run(
+        ["openssl", *certificate, "-keyout", "k.pem", "-out", "c.pem"], cwd=tmp_path, capture_output=True, check=True
+    )
+
+    def barchan(*argv: str) -> subprocess.CompletedProcess[str]:
+        command = Server(own_data).command(*argv)
+        return subprocess.run(
+            command, cwd=tmp_path, env=source, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    tls = ("--listen", "127.0.0.1:0", "--tls-cert", "c.pem", "--tls-key", "k.pem")
+    done = barchan("up", "-d", "--name", "own", "--scratch-bytes", "256m", *tls)
+    assert done.returncode == 0, done.stderr
+    assert "listen https://127.0.0.1:" in done.stdout, "relative names of files are relative to the caller"
+    assert f"scratch  allocated 256.0 MiB  at {own_data}/scratch.img\n" in done.stderr
+    done = barchan("down")
+    assert f"kept  data {own_data}  layers " in done.stderr and "  scratch 256.0 MiB\n" in done.stderr
+
+    taken = ("--listen", "192.0.2.1:1", "--insecure")  # an address that no host of ours has
+    for _ in range(2):
+        done = barchan("up", "-d", *taken)
+        assert done.returncode == 1
+        assert done.stderr.count("192.0.2.1") <= 2, "the log of this start only"
+    assert "error:" in done.stderr.splitlines()[-1]
+
+    done = barchan("up", "-d", "--scratch-bytes", "512m")
+    assert done.returncode == 0
+    assert "scratch  kept 256.0 MiB  " in done.stderr and "existing volume keeps its size" in done.stderr
+    (own_data / "thesis.tex").touch()
+    done = barchan("down", "--delete")
+    assert "thesis.tex" in done.stderr and barchan("ls").returncode == 0, "refused before anything was stopped"
+    (own_data / "thesis.tex").unlink()
+    done = barchan("down", "--delete")
+    assert done.returncode == 0, done.stderr
+    assert not own_data.exists()
+    assert str(own_data) not in Path("/proc/self/mountinfo").read_text()

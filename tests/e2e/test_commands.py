@@ -212,6 +212,28 @@ async def test_output_is_streamed_as_it_comes(sandbox: Sandbox) -> None:
     assert (await process.wait()).exit_code == 0
 
 
+async def test_attaching_to_an_ended_command_with_much_output(sandbox: Sandbox) -> None:
+    """More than a receiver takes ahead: the node cannot answer before the caller reads."""
+    command = "yes 0123456 | head -c 3000000"
+    done = await sandbox.run(command, id="big")
+    assert len(done.stdout) == 3_000_000
+    async with asyncio.timeout(20):
+        for offset in (0, 1_500_000):
+            process = await sandbox.attach("big", stdout_offset=offset)
+            assert await process.stdout.read_all() == done.stdout[offset:]
+            assert (await process.wait()).exit_code == 0
+        both = [await sandbox.attach("big"), await sandbox.start(command, id="big")]
+        assert await asyncio.gather(*(process.stdout.read_all() for process in both)) == [done.stdout] * 2
+        assert (await both[1].wait()).id == "big"
+
+
+async def test_attaching_to_a_running_command_tells_its_process(sandbox: Sandbox) -> None:
+    process = await sandbox.start("yes 0123456 | head -c 3000000; read x", stdin=True)
+    again = await sandbox.attach(process.id)
+    assert again.pid == process.pid != 0
+    await process.cancel()
+
+
 # --- how it may fail to start
 
 

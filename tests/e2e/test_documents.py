@@ -1,4 +1,4 @@
-"""What the README and the tutorial tell people to type is typed here."""
+"""What the README, the tutorial and the SDK's page tell people to type is typed here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,19 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/tutorial/first-sandbox.md")
 ELSEWHERE = re.compile(r"^(\./dev|\. |barchan (up|down|doctor|env bootstrap|stop))")
 """Lines that the fixtures stand for, or that would end what other tests use."""
+AROUND = """
+import asyncio
+from barchan import Client
+
+
+async def main() -> None:
+    async with Client() as client:
+        async with await client.create("debian-12") as sandbox:
+{}
+
+asyncio.run(main())
+"""
+"""What the examples of the SDK's page have around them, as the page says."""
 Run = Callable[[str, list[str]], "subprocess.CompletedProcess[str]"]
 
 
@@ -50,3 +64,14 @@ def test_shell_of_the_documents(run: Run, page: str, printed: str) -> None:
     done = run("\n".join(lines), ["sh", "-e"])
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "snippet", blocks("docs/reference/sdk.md", "python"), ids=lambda text: text.split("\n")[0][:40]
+)
+def test_examples_of_the_sdk(run: Run, snippet: str) -> None:
+    whole = "asyncio.run(" in snippet
+    script = snippet if whole else AROUND.format(textwrap.indent(snippet, " " * 12))
+    done = run(script, [sys.executable, "-W", "error", "-"])
+    assert done.returncode == 0, done.stderr
+    assert not whole or done.stdout == "hello\n 3\n"

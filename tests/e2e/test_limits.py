@@ -65,9 +65,10 @@ async def test_open_files_are_limited(client: Client, tiny_env: str) -> None:
 
 
 async def test_limits_do_not_add_up(client: Client, tiny_env: str) -> None:
-    with pytest.raises(errors.AdmissionRefused) as refused:
+    with pytest.raises(errors.InvalidRequest, match="ever") as refused:
         await client.create(tiny_env, limits=Limits(memory=1 << 50))
-    assert refused.value.field == "limits.memory" and refused.value.retry
+    assert refused.value.field == "limits.memory" and not refused.value.retry
+    assert str((await client.nodes())[0].memory_total) in refused.value.hint
 
 
 # --- a sandbox that is broken from inside or outside

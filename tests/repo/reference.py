@@ -1,64 +1,18 @@
-"""The tables of docs/reference that are made from the code. `python -m tests.repo.reference` writes them anew."""
+"""The parts of docs/reference that are made from the code. `python -m tests.repo.reference` writes them anew."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from barchan import config, spec
 from barchan.api.routes import ROUTES
 from barchan.errors import tree
+from tests.repo import sdk_reference
+from tests.repo.fields import DESCRIBED, settings
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
-DESCRIBED = {
-    "SandboxSpec": spec,
-    "Limits": spec,
-    "Exec": spec,
-    "ExecResult": spec,
-    "NodeConfig": config,
-    "ApiConfig": config,
-}
-"""Sections of settings.md, by the class that each is about."""
-SHORT = {
-    "environment": "Layers to compose: `base`, at most one `workspace`, `toolkits`.",
-    "backend": "Only `container` exists so far.",
-    "limits": "See Limits.",
-    "network": "Only `deny` exists so far: loopback alone.",
-    "labels": "At most 64, to find it again.",
-    "user": "Who runs programs: a name or a number.",
-    "workdir": "Where programs start.",
-    "argv": "Program and arguments.",
-    "cwd": "Absent: the sandbox's `workdir`.",
-    "merge_stderr": "Standard error goes into standard output.",
-}
-"""For fields whose name says nearly all, so that the code says no more."""
-
-
-def settings(name: str) -> list[str]:
-    """Rows of one class: field, type, default, meaning."""
-    source = ast.parse(inspect.getsource(DESCRIBED[name]))
-    body = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name).body
-    return [
-        _row(field, following) for field, following in zip(body, [*body[1:], None], strict=True) if _is_field(field)
-    ]
-
-
-def _is_field(node: ast.stmt) -> bool:
-    return isinstance(node, ast.AnnAssign)
-
-
-def _row(field: ast.stmt, following: ast.stmt | None) -> str:
-    assert isinstance(field, ast.AnnAssign)
-    name = ast.unparse(field.target)
-    doc = ""
-    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-        doc = " ".join(str(following.value.value).split())
-    default = ast.unparse(field.value) if field.value else "required"
-    kind = ast.unparse(field.annotation).replace("|", "or")
-    return f"| `{name}` | {kind} | {default} | {doc or SHORT.get(name, '')} |"
+SDK = REFERENCE / "sdk.md"
 
 
 def errors() -> list[str]:
@@ -87,6 +41,8 @@ def with_table(text: str, heading: str, rows: list[str]) -> str:
 def main() -> None:
     for page, heading, rows in tables():
         page.write_text(with_table(page.read_text(), heading, rows))
+    for name, lines in sdk_reference.blocks():
+        SDK.write_text(sdk_reference.with_block(SDK.read_text(), name, lines))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
+import barchan as public
 from barchan.cli.main import COMMANDS, barchan
-from tests.repo.reference import REFERENCE, tables, with_table
+from tests.repo.reference import REFERENCE, SDK, tables, with_table
+from tests.repo.sdk_reference import blocks, with_block
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -51,6 +53,17 @@ def test_table_is_what_the_code_says(page: Path, heading: str, rows: list[str]) 
     text = page.read_text()
     assert text == with_table(text, heading, rows), "run python -m tests.repo.reference"
     assert rows
+
+
+@pytest.mark.parametrize(("name", "lines"), list(blocks()), ids=lambda value: str(value)[:20])
+def test_sdk_page_is_what_the_code_says(name: str, lines: list[str]) -> None:
+    assert SDK.read_text() == with_block(SDK.read_text(), name, lines), "run python -m tests.repo.reference"
+    assert any(lines)
+
+
+def test_every_public_name_is_on_the_sdk_page() -> None:
+    named = set(re.findall(r"\w+", SDK.read_text()))
+    assert not [name for name in public.__all__ if name not in named]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from barchan.cli import daemon
-from barchan.cli.datadir import UpRecord, locked, node_name, prepare, read_record, write_record
+from barchan.cli.datadir import UpRecord, delete, locked, node_name, occupied, prepare, read_record, write_record
 from barchan.cli.processes import ProcessRef
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import Conflict, InvalidRequest
@@ -151,3 +151,55 @@ def test_log_is_bounded(tmp_path: Path) -> None:
     assert (tmp_path / "log.log.1").stat().st_size == daemon.LOG_MOST
     daemon.put_aside(log)
     assert log.read_bytes() == b"next"
+
+
+def test_only_the_lines_of_this_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert daemon.end_of(log) == 0
+    log.write_text("earlier\n")
+    began = daemon.end_of(log)
+    with log.open("a") as file:
+        file.write("now\n")
+    assert daemon.last_lines(log, began) == ["now"]
+    assert daemon.last_lines(log, daemon.end_of(log)) == []
+
+
+def test_delete_all_that_is_ours(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data")
+    prepare(layout)
+    for name in ("node.db", "node.db-wal", "scratch.img", "layers/x", "log/1.seg", "mnt/y", "scratch/z"):
+        (layout.data / name).parent.mkdir(exist_ok=True)
+        (layout.data / name).write_bytes(b"x")
+    delete(layout)
+    assert not layout.data.exists()
+
+
+def test_delete_nothing_that_is_not_ours(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data")
+    layout.run.mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="no data directory of barchan"):
+        delete(layout)
+    prepare(layout)
+    (layout.data / "thesis.tex").touch()
+    with pytest.raises(InvalidRequest, match=r"thesis\.tex"):
+        delete(layout)
+    assert layout.token.exists()
+
+
+def test_delete_leaves_what_links_point_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/file").touch()
+    layout = Layout(tmp_path / "data")
+    prepare(layout)
+    layout.layers.symlink_to(tmp_path / "elsewhere")
+    delete(layout)
+    assert (tmp_path / "elsewhere/file").exists()
+
+
+def test_occupied(tmp_path: Path) -> None:
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    (tmp_path / "tree/a").write_bytes(bytes(8192))
+    (tmp_path / "tree/sub/b").write_bytes(bytes(4096))
+    assert occupied(tmp_path / "tree") == 12288
+    assert occupied(tmp_path / "tree/a") == 8192
+    assert occupied(tmp_path / "none") == 0

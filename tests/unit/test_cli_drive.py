@@ -15,7 +15,7 @@ from barchan.cli import interrupts as module
 from barchan.cli.descriptors import Input, Output
 from barchan.cli.drive import Drive
 from barchan.cli.interrupts import Interrupts
-from barchan.errors import ExecNotFound, SandboxUnavailable
+from barchan.errors import ExecNotFound, FileFailure, SandboxUnavailable
 from barchan.spec import ExecId, ExecResult
 
 
@@ -100,7 +100,22 @@ async def test_a_broken_pipe_cancels_the_command_and_drains_it(pipe: tuple[int, 
         drive = Drive(process, interrupts)
         async with asyncio.timeout(10):
             await drive.run(((process.stdout(), Output(write).write),))
-    assert drive.output_gone
+    assert isinstance(drive.output_failure, BrokenPipeError)
+    assert process.got == ["cancel"]
+
+
+async def test_an_output_that_is_full_cancels_the_command_and_drains_it() -> None:
+    process = Scripted(*[b"y\n"] * 100)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with Interrupts() as interrupts:
+            drive = Drive(process, interrupts)
+            async with asyncio.timeout(10):
+                await drive.run(((process.stdout(), Output(full).write),))
+    finally:
+        os.close(full)
+    assert isinstance(drive.output_failure, FileFailure)
+    assert str(drive.output_failure) == f"descriptor {full}: No space left on device"
     assert process.got == ["cancel"]
 
 

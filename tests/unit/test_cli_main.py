@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from barchan import spec
 from barchan.cli.main import COMMANDS, barchan, invoke
-from barchan.cli.session import describe, usage_error
+from barchan.cli.session import addressed, describe, usage_error
 from barchan.cli.up import check_listen
 from barchan.errors import BarchanError, EnvironmentNotFound, ErrorBody, InvalidRequest, from_body
 
@@ -56,6 +57,8 @@ def test_starts_without_what_it_does_not_need(argv: tuple[str, ...]) -> None:
         (["nope"], 2, "nope"),
         (["ls", "--nope"], 2, "--nope"),
         (["up", "--scratch-bytes", "lots"], 2, "is not a size"),
+        (["kill", "n-12345678", "e", "-s", "NOPE"], 2, "is not a signal"),
+        (["wait", "n-12345678"], 125, "Missing argument 'EXEC'"),
         (["run"], 125, "Missing argument 'ENV'"),
         (["run", "debian-12"], 125, "Missing argument 'ARGV...'"),
         (["run", "--memory", "x", "debian-12", "true"], 125, "is not a size"),
@@ -88,7 +91,57 @@ def test_no_server(tmp_path: Path) -> None:
     assert "barchan up" in done.stderr and done.stderr.endswith("[api_unavailable]\n")
     done = run("run", "--json", *argv)
     assert json.loads(done.stderr)["code"] == "api_unavailable"
-    assert run("ls", "--data", str(tmp_path)).returncode == 1
+    done = run("ls", "--data", str(tmp_path))
+    assert done.returncode == 1
+    assert f"barchan up --data {tmp_path}" in done.stderr
+
+
+def test_hints_are_for_the_data_directory_that_was_given(tmp_path: Path) -> None:
+    assert addressed("`barchan env rm x@2` or `barchan up`", Path("/a b")) == (
+        "`barchan env rm x@2 --data '/a b'` or `barchan up --data '/a b'`"
+    )
+    assert addressed("`barchan exec -e` takes any bytes", Path("/a")) == "`barchan exec -e` takes any bytes"
+    assert addressed("`barchan up --data /b`", Path("/a")) == "`barchan up --data /b`"
+    assert addressed("`barchan up`", None) == "`barchan up`"
+    assert f"`barchan env ls --data {tmp_path}`" in run("env", "rm", "none", "--data", str(tmp_path)).stderr
+
+
+def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    table = run("env", "ls", "--data", data)
+    assert (table.returncode, table.stdout.split()) == (0, ["name", "size", "age", "digest", "source"])
+    assert run("env", "ls", "--json", "--data", data).stdout == "[]\n"
+    assert "[environment_not_found]" in run("env", "rm", "none", "--data", data).stderr
+    assert run("doctor", "--json", "--data", data).stdout.startswith('{"containers":')
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", ["1k", "0", "127m"])
+def test_a_scratch_volume_that_cannot_be_is_refused_here(size: str, tmp_path: Path) -> None:
+    done = run("up", "--scratch-bytes", size, "--data", str(tmp_path / "data"))
+    assert done.returncode == 1
+    assert "too small, at least 128 MiB" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_tls_files_that_do_not_work_are_named(tmp_path: Path) -> None:
+    (tmp_path / "c.pem").write_text("no certificate")
+    (tmp_path / "k.pem").write_text("no key")
+    argv = ("--listen", "127.0.0.1:0", "--tls-cert", "c.pem", "--tls-key", "k.pem", "--data", str(tmp_path / "data"))
+    source = {**os.environ, "PYTHONPATH": str(Path(spec.__file__).parents[1])}
+    done = run("up", "-d", *argv, cwd=tmp_path, env=source)
+    assert done.returncode == 1
+    assert f"{tmp_path}/c.pem" in done.stderr and f"{tmp_path}/k.pem" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("sides", [("a", "b"), ("n-12345678:/a", "n-12345678:/b"), ("-", "-")])
+def test_a_copy_has_one_side_in_a_sandbox(sides: tuple[str, str]) -> None:
+    assert "exactly one of SRC and DST" in run("cp", *sides).stderr
+
+
+def test_the_document_and_the_file_do_not_share_an_output() -> None:
+    assert "standard output is the file" in run("cp", "--json", "n-12345678:/a", "-").stderr
 
 
 @pytest.mark.parametrize("argv", [("exec", "not an id", "--", "x"), ("stop", "x-1"), ("ps", "../x"), ("logs", "a")])

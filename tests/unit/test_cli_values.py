@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barchan.cli.values import is_loopback, parse_address, parse_pairs, parse_seconds, parse_size
+from barchan.cli.values import is_loopback, parse_address, parse_pairs, parse_seconds, parse_signal, parse_size
 from barchan.errors import InvalidRequest
 
 
@@ -89,5 +89,24 @@ def test_pairs() -> None:
 @pytest.mark.parametrize("item", ["", "A", "=x"])
 def test_pairs_refused(item: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_pairs([item], "secrets")
+        parse_pairs(["B=1", item], "env")
+    assert caught.value.field == "env"
+    assert repr(item) in str(caught.value)
+
+
+def test_a_refused_secret_is_not_shown() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_pairs(["hunter2"], "secrets")
     assert caught.value.field == "secrets"
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "number"), [("TERM", 15), ("sigint", 2), ("9", 9), ("SIGUSR1", 10), ("64", 64)])
+def test_signal(text: str, number: int) -> None:
+    assert parse_signal(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "0", "65", "-9", "SIG", "NOPE", "٩", "9.0"])
+def test_signal_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a signal"):
+        parse_signal(text)

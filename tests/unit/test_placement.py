@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from barchan.control.placement import able, choose, load, refused
-from barchan.errors import AdmissionRefused, NodeUnavailable, NotSupported
+from barchan.errors import InvalidRequest, NodeUnavailable, NotSupported
 from barchan.spec import GIB, EnvironmentRef, Limits, NodeInfo, NodeName, SandboxSpec
 
 
@@ -42,10 +42,21 @@ def test_no_node_with_that_backend() -> None:
 
 
 @pytest.mark.parametrize(("limits", "word"), [(Limits(memory=65 * GIB), "memory"), (Limits(disk=101 * GIB), "disk")])
-def test_a_sandbox_larger_than_every_node_is_refused_with_each_reason(limits: Limits, word: str) -> None:
-    with pytest.raises(AdmissionRefused, match=f"a: has .* {word}.*b: has") as caught:
-        able([node("a"), node("b")], spec(limits=limits))
-    assert caught.value.retry
+def test_a_sandbox_larger_than_every_node_is_a_wrong_request(limits: Limits, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"a: has .* {word}.*b: has") as caught:
+        able([node("a", memory_total=GIB, disk_total=GIB), node("b")], spec(limits=limits))
+    assert not caught.value.retry, "no later try can do better"
+    assert caught.value.field == f"limits.{word}"
+    most = {"memory": 64 * GIB, "disk": 100 * GIB}[word]
+    assert caught.value.hint == f"at most {most} bytes of {word}, on one node"
+
+
+def test_nodes_that_lack_different_things() -> None:
+    nodes = [node("a", memory_total=GIB), node("b", disk_total=GIB)]
+    with pytest.raises(InvalidRequest, match="a: has .* memory.*b: has .* disk") as caught:
+        able(nodes, spec(limits=Limits(memory=2 * GIB, disk=2 * GIB)))
+    assert (caught.value.field, caught.value.retry) == ("limits", False)
+    assert "different nodes" in caught.value.hint
 
 
 def test_only_able_nodes_are_left() -> None:

@@ -55,6 +55,35 @@ async def test_failure_comes_after_what_arrived() -> None:
         await end.read()
 
 
+async def test_a_confirmed_end_needs_both_its_frame_and_the_answer() -> None:
+    end, _ = receiver(confirmed=True)
+    end.feed(0, b"abc")
+    end.feed_eof(3, 0)
+    assert await end.read() == b"abc"
+    reading = asyncio.create_task(end.read())
+    await asyncio.sleep(0)
+    assert not reading.done(), "the sender also ends a stream that failed"
+    end.finish()
+    assert await reading == b""
+    cut, _ = receiver(confirmed=True)
+    cut.feed(0, b"abc")
+    cut.finish()
+    assert await cut.read() == b"abc"
+    with pytest.raises(ProtocolError, match="after 3 bytes"):
+        await cut.read()
+
+
+async def test_a_failure_after_an_unconfirmed_end_is_seen() -> None:
+    for taking in (Taking.BUFFER, Taking.COLLECT):
+        end, _ = receiver(confirmed=True, taking=taking)
+        end.feed_eof(0, 0)
+        end.fail(ApiUnavailable("lost"))
+        with pytest.raises(ApiUnavailable):
+            await end.read()
+        with pytest.raises(ApiUnavailable):
+            end.collected()
+
+
 async def test_a_waiting_reader_is_woken() -> None:
     end, _ = receiver()
     reading = asyncio.create_task(end.read())
@@ -201,6 +230,17 @@ async def test_a_program_that_ended_takes_the_rest_nowhere() -> None:
     await writing
     await wire.sender.write(b"more")
     assert wire.frames == []
+    assert wire.sender.cut
+
+
+async def test_what_was_all_taken_is_not_cut() -> None:
+    wire = Wire()
+    wire.sender.resume(0)
+    wire.sender.grant(3)
+    await wire.sender.write(b"abc")
+    wire.sender.eof()
+    wire.sender.stop()
+    assert not wire.sender.cut
 
 
 async def test_a_failed_sender_raises() -> None:

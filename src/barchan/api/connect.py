@@ -16,7 +16,7 @@ from barchan.control.dispatch import Dispatch
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError
 from barchan.wire.frames import Frame, FrameType
 from barchan.wire.link import MAX_MESSAGE, Answered, Incoming, Link, Outbox
-from barchan.wire.messages import OfSandbox, unpack_call
+from barchan.wire.messages import CreateSandbox, OfSandbox, unpack_call
 
 logger = logging.getLogger(__name__)
 HEARTBEAT = 30.0
@@ -73,9 +73,12 @@ def _sender_ended(task: asyncio.Task[None], request: web.Request) -> None:
 class _Relay:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
+        self._making: set[asyncio.Task[bytes]] = set()
 
     async def serve(self, incoming: Incoming) -> bytes:
         request = unpack_call(incoming.payload)
+        if isinstance(request, CreateSandbox):
+            return await self._create(incoming, request)
         if not isinstance(request, OfSandbox):
             return await self._dispatch.answer(request)
 
@@ -96,3 +99,23 @@ class _Relay:
             raise
         finally:
             call.abandon()
+
+    async def _create(self, incoming: Incoming, request: CreateSandbox) -> bytes:
+        """A client that lost its connection asks again with the same key; until then the work goes on.
+
+        One that gave up says so, and what was made is undone.
+        """
+        making = asyncio.get_running_loop().create_task(self._dispatch.answer(request))
+        self._making.add(making)
+        making.add_done_callback(self._made)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if not incoming.link_lost:
+                making.cancel()
+            raise
+
+    def _made(self, making: asyncio.Task[bytes]) -> None:
+        self._making.discard(making)
+        if not making.cancelled():
+            making.exception()  # its caller may be gone

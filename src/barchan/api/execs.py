@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from aiohttp import web
 
-from barchan.api.reply import body_of, json_reply, page_of, query_of
+from barchan.api.reply import body_of, json_reply, page_of, query_of, while_connected
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, SignalBody
 from barchan.control.dispatch import Dispatch
+from barchan.errors import BarchanError
 from barchan.spec import ExecInfo, ExecResult
 from barchan.wire.frames import STDERR, STDOUT
 from barchan.wire.ids import new_exec_id
-from barchan.wire.messages import ExecStarted, ListExecs, SignalExec, StartExec, unpack
+from barchan.wire.messages import CancelExec, ExecStarted, ListExecs, SignalExec, StartExec, unpack
 from barchan.wire.streams import ByteSender, CallStreams, Taking
 
 
 async def run(request: web.Request) -> web.StreamResponse:
-    """Runs on when the client hangs up: end it by its id, its time-out, or with the sandbox."""
+    """A client that hangs up ends its command."""
     body = await body_of(request, ExecBody)
     message = StartExec(
         sandbox=request.match_info["sandbox"], id=body.id if body.id is not None else new_exec_id(), exec=body.exec()
     )
-    return json_reply(await _collected(request.app[DISPATCH], message, body.input()))
+    dispatch, known = request.app[DISPATCH], asyncio.Event()
+    running = asyncio.create_task(_collected(dispatch, message, body.input(), known))
+    running.add_done_callback(lambda _: known.set())
+    try:
+        return json_reply(await while_connected(request, running))
+    except ConnectionResetError:
+        await known.wait()
+        with contextlib.suppress(BarchanError):
+            await dispatch.answer(CancelExec(sandbox=message.sandbox, id=message.id))
+        raise
+    finally:
+        running.cancel()
 
 
-async def _collected(dispatch: Dispatch, message: StartExec, stdin: bytes | None) -> ExecAnswer:
+async def _collected(dispatch: Dispatch, message: StartExec, stdin: bytes | None, known: asyncio.Event) -> ExecAnswer:
+    """Sets `known` once the node has the command, so that it can be cancelled."""
     streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
 
     def started(raw: bytes) -> None:
+        known.set()
         streams.stdin.resume(unpack(raw, ExecStarted).stdin_offset)
 
     streams.on_event = started
@@ -65,5 +80,11 @@ async def signal(request: web.Request) -> web.StreamResponse:
         signal=body.signal,
         everyone=body.everyone,
     )
+    await request.app[DISPATCH].answer(message)
+    return json_reply(Done())
+
+
+async def cancel(request: web.Request) -> web.StreamResponse:
+    message = CancelExec(sandbox=request.match_info["sandbox"], id=request.match_info["exec"])
     await request.app[DISPATCH].answer(message)
     return json_reply(Done())

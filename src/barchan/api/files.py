@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
-from barchan.api.reply import json_reply, number, query_of
+from barchan.api.reply import internal, json_reply, number, query_of
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, FileEntry
-from barchan.errors import BarchanError, InvalidRequest
+from barchan.errors import BarchanError, InvalidRequest, ProtocolError
 from barchan.wire.frames import STDOUT
 from barchan.wire.guest import Cursor, read_entry
-from barchan.wire.link import Call
 from barchan.wire.messages import ListFiles, ReadFile, WriteFile
-from barchan.wire.streams import MAX_LISTING, CallStreams, Taking
+from barchan.wire.streams import MAX_LISTING, ByteReceiver, CallStreams, Taking
 
 
 def _path(query: dict[str, str]) -> bytes:
@@ -24,38 +23,36 @@ def _path(query: dict[str, str]) -> bytes:
 
 
 async def read(request: web.Request) -> web.StreamResponse:
+    """Before the first byte a failure is an answer with its own status; after it, the body ends without its end mark."""
+    if request.version < HttpVersion11:
+        raise InvalidRequest("reading a file needs HTTP/1.1", hint="HTTP/1.0 cannot tell a cut body from a whole one")
     query = query_of(request, frozenset({"path", "user"}))
     message = ReadFile(sandbox=request.match_info["sandbox"], path=_path(query), user=query.get("user"))
-    streams = CallStreams()
+    streams = CallStreams(confirmed=True)
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
-    streams.attach(call)
-    call.answer.add_done_callback(lambda answer: _end(streams, call))
+    streams.follow(call)
     try:
-        return await _stream(request, streams)
+        return await _stream(request, streams.stdout)
     finally:
         call.abandon()
 
 
-def _end(streams: CallStreams, call: Call) -> None:
-    error = None if call.answer.cancelled() else call.answer.exception()
-    if isinstance(error, BarchanError):
-        streams.fail(error)
-
-
-async def _stream(request: web.Request, streams: CallStreams) -> web.StreamResponse:
+async def _stream(request: web.Request, output: ByteReceiver) -> web.StreamResponse:
     reply = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-    # Before the first byte, a failure is still an answer with its own status; after it, only a cut connection says so.
-    chunk = await streams.stdout.read()
+    chunk = await output.read()
     await reply.prepare(request)
     try:
         while chunk:
             await reply.write(chunk)
-            chunk = await streams.stdout.read()
-    except BarchanError:
+            chunk = await output.read()
+        await reply.write_eof()
+    except ConnectionError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the status is sent: whatever it is, only a cut connection tells
+        if not isinstance(error, BarchanError):
+            internal(error)
         if request.transport is not None:
             request.transport.abort()
-        return reply
-    await reply.write_eof()
     return reply
 
 
@@ -65,14 +62,15 @@ async def write(request: web.Request) -> web.StreamResponse:
     message = WriteFile(sandbox=request.match_info["sandbox"], path=_path(query), user=query.get("user"), mode=mode)
     streams = CallStreams(outputs=())
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
-    streams.attach(call)
+    streams.follow(call)
     streams.stdin.resume(0)
-    call.answer.add_done_callback(lambda answer: _end(streams, call))
     try:
         async for chunk in request.content.iter_chunked(1 << 17):
             await streams.stdin.write(chunk)
         streams.stdin.eof()
         await call.answer
+        if streams.stdin.cut:
+            raise ProtocolError("the node answered before it had the whole file")
     finally:
         call.abandon()
     return json_reply(Done())
@@ -86,9 +84,9 @@ async def entries(request: web.Request) -> web.StreamResponse:
         user=query.get("user"),
         depth=number(query.get("depth", "1"), "depth"),
     )
-    streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=MAX_LISTING)
+    streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=MAX_LISTING, confirmed=True)
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
-    streams.attach(call)
+    streams.follow(call)
     try:
         await call.answer
     finally:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from aiohttp import web
@@ -65,7 +66,8 @@ def number(text: str, field: str, base: int = 10) -> int:
     try:
         return int(text, base)
     except ValueError as error:
-        raise InvalidRequest(f"{field}: {text[:40]!r} is not a number", field=field) from error
+        kind = "an octal number" if base == 8 else "a number"
+        raise InvalidRequest(f"{field}: {text[:40]!r} is not {kind}", field=field) from error
 
 
 def router_error(error: web.HTTPException) -> web.Response:
@@ -78,7 +80,16 @@ def router_error(error: web.HTTPException) -> web.Response:
 
 
 class JsonHandler(web.RequestHandler):
-    """Answers in JSON also where a request was too broken to reach the application."""
+    """Answers in JSON also where a request was too broken to reach the application, and tells when its client is gone."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -92,3 +103,12 @@ class JsonHandler(web.RequestHandler):
         reply = error_reply(error, status)
         reply.force_close()
         return reply
+
+
+async def while_connected(request: web.Request, task: asyncio.Task[T]) -> T:
+    """The task's result. Raises `ConnectionResetError` when the client hangs up first; the task runs on."""
+    gone = cast(JsonHandler, request.protocol).gone
+    await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        raise ConnectionResetError("the client hung up")
+    return await task

@@ -66,7 +66,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_ONE}/exec",
         execs.run,
-        "Run a command and answer with its result and output",
+        "Run a command and answer with its result and output; hanging up cancels it",
         body=ExecBody,
         answer=ExecAnswer,
     ),
@@ -80,6 +80,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", f"{_ONE}/exec/{{exec}}/signal", execs.signal, "Send a signal to a command", body=SignalBody, answer=Done
+    ),
+    Route(
+        "POST",
+        f"{_ONE}/exec/{{exec}}/cancel",
+        execs.cancel,
+        "End a command with all its processes; repeating it is harmless",
+        answer=Done,
     ),
     Route("GET", f"{_ONE}/files", files.read, "Read a file", answer=bytes, query=("path", "user")),
     Route(

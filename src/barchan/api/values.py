@@ -45,7 +45,7 @@ class ExecBody(_Body, frozen=True, kw_only=True):
     argv: tuple[str, ...] | None = None
     cmd: str | None = None
     id: str | None = None
-    """Send the same id again to get the same command's result instead of a second run."""
+    """Send the same id again to get the same command's result instead of a second run; cancel and signal use it, too."""
     cwd: str | None = None
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}

@@ -10,32 +10,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
-from barchan.errors import AdmissionRefused, NodeUnavailable, NotSupported
+from barchan.errors import AdmissionRefused, InvalidRequest, NodeUnavailable, NotSupported
 from barchan.spec import NodeInfo, NodeName, SandboxSpec
 
 CHOICES = 4
 
 
 def able(nodes: Iterable[NodeInfo], spec: SandboxSpec) -> list[NodeInfo]:
-    """The nodes that could ever hold such a sandbox. Raises why there is none."""
+    """The nodes that could ever hold such a sandbox. Raises why there is none: `InvalidRequest` when all are too small."""
     present = list(nodes)
     if not present:
         raise NodeUnavailable("no node is connected", hint="barchan up")
     with_backend = [node for node in present if spec.backend in node.backends]
     if not with_backend:
         raise NotSupported(f"no node has the backend {spec.backend!r}", field="backend")
-    short = {node.name: too_small(node, spec) for node in with_backend}
-    if all(short.values()):
-        fields = {lack.field for lack in short.values() if lack}
-        raise refused(
-            {name: str(lack and lack.text) for name, lack in short.items()}, fields.pop() if len(fields) == 1 else ""
-        )
-    return [node for node in with_backend if not short[node.name]]
+    large_enough = [node for node in with_backend if too_small(node, spec) is None]
+    if not large_enough:
+        raise _never_fits(with_backend, spec)
+    return large_enough
 
 
 class Lack(NamedTuple):
-    field: str
-    text: str
+    resource: str
+    has: int
+    wants: int
+
+    def __str__(self) -> str:
+        return f"has {self.has} bytes of {self.resource} in all, {self.wants} asked"
+
+
+def _never_fits(nodes: Sequence[NodeInfo], spec: SandboxSpec) -> InvalidRequest:
+    """Not a refusal: nothing that ends would make room, so that a later try is no use."""
+    lacks = [(node, lack) for node in nodes if (lack := too_small(node, spec)) is not None]
+    said = "; ".join(f"{node.name}: {lack}" for node, lack in sorted(lacks, key=lambda pair: pair[0].name))
+    largest = {lack.resource: max(getattr(node, f"{lack.resource}_total") for node in nodes) for _, lack in lacks}
+    # Where the nodes lack different things, the field is what all lack, if there is such a thing.
+    asked = {lack.resource: lack.wants for _, lack in lacks}
+    common = [resource for resource, most in largest.items() if most < asked[resource]]
+    hint = "; ".join(f"at most {largest[resource]} bytes of {resource}" for resource in common or largest)
+    return InvalidRequest(
+        f"no node could ever hold the sandbox: {said}",
+        field=f"limits.{common[0]}" if common else "limits",
+        hint=f"{hint}, on one node" if common else f"{hint}, on different nodes",
+    )
 
 
 def too_small(node: NodeInfo, spec: SandboxSpec) -> Lack | None:
@@ -43,7 +60,7 @@ def too_small(node: NodeInfo, spec: SandboxSpec) -> Lack | None:
     for resource in ("memory", "disk"):
         has, wants = getattr(node, f"{resource}_total"), getattr(spec.limits, resource)
         if has and wants > has:
-            return Lack(f"limits.{resource}", f"has {has} bytes of {resource} in all, {wants} asked")
+            return Lack(resource, has, wants)
     return None
 
 

@@ -220,6 +220,8 @@ class Agent:
         row = self._row(id)
         if row.state == "failed":
             raise CreateFailed(f"sandbox {id} could not be created: {row.reason}", hint="use a new key to try again")
+        if row.state in ("stopping", "stopped"):
+            raise SandboxStopped(f"sandbox {id} of this key is {row.state}: {row.reason}", hint="use a new key")
         return describe(row)
 
     # --- ending

@@ -7,10 +7,13 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import msgspec
+
 from barchan.errors import InvalidRequest
 from barchan.sdk._address import find_address
 from barchan.sdk._connection import Connection
 from barchan.sdk._sandbox import Sandbox
+from barchan.sdk._values import value_of
 from barchan.spec import (
     BackendName,
     EnvironmentRef,
@@ -56,8 +59,11 @@ class Client:
         timeout: float = 60.0,
         reconnect: float = 60.0,
     ) -> None:
-        tls = None if ca is None else ssl.create_default_context(cafile=os.fspath(ca))
-        self._connection = Connection(find_address(url, token, data, os.environ), reconnect=reconnect, tls=tls)
+        address = find_address(url, token, data, os.environ)
+        for field, seconds in (("timeout", timeout), ("reconnect", reconnect)):
+            if not isinstance(seconds, (int, float)):
+                raise InvalidRequest(f"{field}: {seconds!r} is no number", field=field, hint="seconds")
+        self._connection = Connection(address, reconnect=reconnect, tls=None if ca is None else _trusting(ca))
         self._timeout = timeout
 
     async def __aenter__(self) -> Self:
@@ -99,18 +105,20 @@ class Client:
         `toolkits` are stacked on it. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
         values answer with the same sandbox, other values with `Conflict`. A lost connection is retried with the same key.
 
-        Raises `InvalidRequest` (`field` names what is wrong), `EnvironmentNotFound`, `AdmissionRefused` (no room now),
+        Raises `InvalidRequest` (`field` names what is wrong, or is more than any node has), `EnvironmentNotFound`,
+        `AdmissionRefused` (no room now),
         `NotSupported`, `CreateFailed` (`phase` says where), `LayerCorrupt`, `NodeStorageFull`, `NodeUnavailable`,
         `ApiUnavailable`, and `RequestTimeout` after `timeout` seconds.
         """
-        spec = SandboxSpec(
+        spec = value_of(
+            SandboxSpec,
             environment=_reference(environment, base, workspace, toolkits),
             backend=backend,
             limits=limits or Limits(),
             network=network or NetworkRules(),
-            labels=dict(labels or {}),
-            env=dict(env or {}),
-            secrets=dict(secrets or {}),
+            labels=labels or {},
+            env=env or {},
+            secrets=secrets or {},
             user=user,
             workdir=workdir,
             hostname=hostname,
@@ -123,6 +131,9 @@ class Client:
 
     async def create_from(self, spec: SandboxSpec, *, key: str | None = None, timeout: float = 60.0) -> Sandbox:
         """As `create`, from one request value."""
+        if not isinstance(spec, SandboxSpec):
+            raise InvalidRequest(f"spec: {type(spec).__name__} is no SandboxSpec", field="spec", hint="see `create`")
+        spec = value_of(SandboxSpec, **msgspec.structs.asdict(spec))
         request = CreateSandbox(spec=check_spec(spec), key=key or new_id())
         answer = await self._connection.request(request, retry=True, timeout=timeout)
         return self._sandbox(unpack(answer, SandboxInfo))
@@ -135,7 +146,7 @@ class Client:
         """Sandboxes that have all these labels."""
         found: list[SandboxInfo] = []
         while True:
-            request = ListSandboxes(labels=dict(labels or {}), after=found[-1].id if found else "")
+            request = value_of(ListSandboxes, labels=labels or {}, after=found[-1].id if found else "")
             page = unpack(await self._ask(request), tuple[SandboxInfo, ...])
             found += page
             if len(page) < request.limit:
@@ -167,4 +178,17 @@ def _reference(
         raise InvalidRequest("environment: give it, or base", field="environment")
     if isinstance(toolkits, str):
         raise InvalidRequest("toolkits: give a list of names", field="toolkits")
-    return EnvironmentRef(base=environment or base or "", workspace=workspace, toolkits=tuple(toolkits))
+    return value_of(EnvironmentRef, base=environment or base or "", workspace=workspace, toolkits=toolkits)
+
+
+def _trusting(ca: str | os.PathLike[str]) -> ssl.SSLContext:
+    """Raises `InvalidRequest`."""
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cafile=os.fspath(ca))
+    except (OSError, TypeError, ValueError) as error:
+        why = (
+            "holds no certificate" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None) or "no path"
+        )
+        raise InvalidRequest(f"ca: {ca!s}: {why.lower()}", field="ca", hint="a file of certificates in PEM") from error
+    return context

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from barchan.errors import RequestTimeout
+from barchan.errors import InvalidRequest, RequestTimeout
 
 T = TypeVar("T")
 Task = asyncio.Task
@@ -55,6 +55,8 @@ async def in_thread(work: Callable[..., T], *args: Any) -> T:
 @contextlib.asynccontextmanager
 async def within(seconds: float | None, what: str) -> AsyncIterator[None]:
     """`RequestTimeout` when the block takes longer."""
+    if seconds is not None and not isinstance(seconds, (int, float)):
+        raise InvalidRequest(f"timeout: {seconds!r} is no number", field="timeout", hint="seconds, or None")
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -15,13 +15,14 @@ from barchan.errors import (
     BarchanError,
     NodeUnavailable,
     ProtocolError,
-    Unauthenticated,
 )
 from barchan.sdk import _compat
 from barchan.sdk._address import Address
+from barchan.sdk._failures import refused, unreachable
+from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
 from barchan.wire.link import MAX_MESSAGE, Call, Link, Outbox
-from barchan.wire.messages import Request, pack_call
+from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ class Connection:
         async def attempt(link: Link) -> bytes:
             return await answer(link.call(payload))
 
-        payload = pack_call(request)
+        payload = packed(request)
         async with _compat.within(timeout, request.op):
             if retry:
                 return await self.attempts(attempt)
@@ -124,18 +125,18 @@ class Connection:
         """All bytes of stream 1 of a call that only reads. More than `most` is a `ProtocolError`."""
 
         async def attempt(link: Link) -> bytes:
-            streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=most)
+            streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=most, confirmed=True)
             call = link.call(payload, streams.on_frame)
-            streams.attach(call)
+            streams.follow(call)
             await answer(call)
             return streams.stdout.collected()
 
-        payload = pack_call(request)
+        payload = packed(request)
         return await self.attempts(attempt)
 
     def post(self, request: Request) -> None:
         """Send without waiting for the answer; when the connection is away, as soon as it is back."""
-        payload = pack_call(request)
+        payload = packed(request)
         if self._link is not None and self._link.lost is None:
             self._link.call(payload)
         elif not self.closed:
@@ -168,17 +169,10 @@ class Connection:
                 ssl=self._tls if self._tls is not None else True,
             )
         except aiohttp.WSServerHandshakeError as error:
-            raise self._refused(error.status) from error
+            raise refused(self.address, error.status) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiUnavailable(f"no API at {self.address}: {error}", hint="barchan up") from error
+            raise unreachable(self.address, error) from error
         return self._connected(socket)
-
-    def _refused(self, status: int) -> BarchanError:
-        if status in (401, 403):
-            return Unauthenticated(f"{self.address} refused the token", hint="the token is in DATA/token on its host")
-        if status in (502, 503, 504):
-            return ApiUnavailable(f"{self.address} answered {status}")
-        return ProtocolError(f"{self.address} answered {status} instead of opening a WebSocket")
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -211,7 +205,8 @@ class Connection:
         try:
             await outbox.run()
         except (ConnectionError, aiohttp.ClientError, ApiUnavailable) as error:
-            link.close(ApiUnavailable(f"the connection to {self.address} was lost: {error}"))
+            why = f": {error.message}" if isinstance(error, ApiUnavailable) else ""
+            link.close(ApiUnavailable(f"the connection to {self.address} was lost{why}"))
 
 
 async def answer(call: Call) -> bytes:

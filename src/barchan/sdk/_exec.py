@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable
 
 import msgspec
 
 from barchan.errors import BarchanError, CommandFailed, InvalidRequest
 from barchan.sdk import _compat
 from barchan.sdk._connection import TRANSIENT, Connection, Patience, answer
+from barchan.sdk._values import packed
 from barchan.spec import Exec, ExecResult, check_exec
-from barchan.wire.frames import STDERR, STDOUT
-from barchan.wire.messages import AttachExec, CancelExec, ExecStarted, Request, StartExec, pack_call, unpack
+from barchan.wire.frames import STDERR, STDOUT, Frame, FrameType
+from barchan.wire.messages import AttachExec, CancelExec, ExecStarted, Request, StartExec, unpack
 from barchan.wire.streams import CallStreams, Taking
 
-Text = str | bytes
-Command = str | Sequence[Text]
 Input = bytes | bytearray | memoryview | str | AsyncIterable[bytes]
 
 
@@ -48,25 +46,6 @@ class CompletedExec(ExecResult, frozen=True, kw_only=True):
         how = self.limit or (f"exit code {self.exit_code}" if self.outcome == "exited" else self.outcome)
         last = self.stderr_text.strip().splitlines()[-1:] or [""]
         raise CommandFailed(f"command failed: {how}", hint=last[0][:200], result=self)
-
-
-def to_bytes(value: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bytes:
-    """UTF-8, whatever the local encoding; bytes that came as surrogate escapes go back to what they were."""
-    plain = os.fspath(value)
-    return plain.encode("utf-8", "surrogateescape") if isinstance(plain, str) else plain
-
-
-def to_argv(command: Command) -> tuple[bytes, ...]:
-    """A string is for the sandbox's shell; a sequence is taken as it is."""
-    if isinstance(command, str):
-        return (b"/bin/sh", b"-c", to_bytes(command))
-    if isinstance(command, bytes):
-        raise InvalidRequest("give a str for the shell, or a list of arguments", field="argv")
-    return tuple(to_bytes(item) for item in command)
-
-
-def to_env(values: Mapping[Text, Text] | None) -> dict[bytes, bytes]:
-    return {to_bytes(key): to_bytes(value) for key, value in (values or {}).items()}
 
 
 class ExecCall:
@@ -111,7 +90,7 @@ class ExecCall:
 
     async def _once(self) -> ExecResult:
         link = await self._connection.link()
-        call = link.call(pack_call(self._request()), self.streams.on_frame)
+        call = link.call(packed(self._request()), self._on_frame)
         self._asked = True
         self.streams.attach(call)
         return unpack(await answer(call), ExecResult)
@@ -121,6 +100,13 @@ class ExecCall:
         if self._exec is None:
             return AttachExec(sandbox=self._sandbox, id=self.id, stdout_offset=out, stderr_offset=err)
         return StartExec(sandbox=self._sandbox, id=self.id, exec=self._exec, stdout_offset=out, stderr_offset=err)
+
+    def _on_frame(self, frame: Frame) -> None:
+        # A command with output has begun, whatever its node says or leaves out. An end alone also comes of one that could
+        # not start; there, the answer follows without a reader.
+        if frame.type == FrameType.DATA:
+            self.begun.set()
+        self.streams.on_frame(frame)
 
     def _started(self, payload: bytes) -> None:
         event = unpack(payload, ExecStarted)
@@ -137,6 +123,10 @@ class ExecCall:
 
 async def run_exec(connection: Connection, sandbox: str, id_: str, exec_: Exec, stdin: Input | None) -> CompletedExec:
     """Run to the end, collecting output. Cancelling this cancels the command."""
+    if stdin is not None and not isinstance(stdin, (str, bytes, bytearray, memoryview, AsyncIterable)):
+        raise InvalidRequest(
+            f"stdin: {type(stdin).__name__} is no input", field="stdin", hint="bytes, str or an async iterable of bytes"
+        )
     streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
     call = ExecCall(connection, sandbox, id_, exec_, streams)
     feeder = None if stdin is None else _compat.spawn(_feed(call, stdin), connection.tasks)
@@ -165,8 +155,8 @@ async def _feed(call: ExecCall, source: Input) -> None:
         else:
             await sender.write(source.encode() if isinstance(source, str) else source)
         sender.eof()
-    except BarchanError:
-        return
-    except Exception:
+    except Exception as error:
+        if error is call.failure:
+            return
         call.cancel()
         raise

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from barchan.errors import BarchanError, FileMissing
+from barchan.errors import FileMissing, InvalidRequest, ProtocolError
 from barchan.sdk import _compat
-from barchan.sdk._connection import TRANSIENT, Connection, answer
-from barchan.sdk._exec import to_bytes
+from barchan.sdk._connection import Connection
+from barchan.sdk._local import local_files, local_path
 from barchan.sdk._tree import PIECE, TransferReport, TreeWriter, pack_file, pack_tree
+from barchan.sdk._values import packed, to_bytes
 from barchan.spec import FileStat
 from barchan.wire.guest import Cursor, read_entry, stat_of
 from barchan.wire.link import Call
@@ -26,11 +27,11 @@ from barchan.wire.messages import (
     Request,
     StatFile,
     WriteFile,
-    pack_call,
     unpack,
 )
 from barchan.wire.streams import MAX_LISTING, ByteSender, CallStreams
 
+T = TypeVar("T")
 PathText = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[int], None]
 """Called with the bytes transferred so far."""
@@ -96,6 +97,7 @@ class Files:
         It appears whole or not at all, except with `append`. `mode` None keeps that of an existing file, else 0o644.
         `exclusive` refuses an existing file (`FileAlreadyExists`).
         """
+        _check_content(data)
         request = WriteFile(
             sandbox=self._sandbox,
             path=to_bytes(path),
@@ -158,17 +160,17 @@ class Files:
     ) -> TransferReport:
         """Send a file or a tree; `remote` becomes it. Parents are made; modes, times and links are kept, owners are `user`'s.
 
-        FIFOs, sockets and devices are skipped and reported. Raises `OSError` for local trouble.
+        FIFOs, sockets and devices are skipped and reported. A `FileFailure` may also be about a local file; its message says so.
         """
-        path, report = Path(local), cast(list[TransferReport], [])
-        target = to_bytes(remote)
-        if await _compat.in_thread(path.is_dir):
+        path, report = local_path(local), cast(list[TransferReport], [])
+        target = to_bytes(remote, "remote")
+        if await _locally(path, path.is_dir):
             items = pack_tree(path, report)
         else:
             target, name = os.path.split(target.rstrip(b"/"))
             items = pack_file(path, name, report)
         request = PutTree(sandbox=self._sandbox, path=target or b"/", user=user)
-        await self._send(request, _batches(items), progress)
+        await self._send(request, _batches(path, items), progress)
         return report[0]
 
     async def download(
@@ -183,15 +185,15 @@ class Files:
 
         Nothing outside `local` is written, whatever the sandbox sends: a path with `..` or an absolute one is a
         `ProtocolError`, one that lies behind a link a `FileFailure`. FIFOs, sockets and devices are skipped and reported.
-        Raises `OSError` for local trouble. What was written before an error stays.
+        A `FileFailure` may also be about a local file; its message says so. What was written before an error stays.
         """
-        request = GetTree(sandbox=self._sandbox, path=to_bytes(remote), user=user)
-        with TreeWriter(Path(local)) as writer:
+        request, path = GetTree(sandbox=self._sandbox, path=to_bytes(remote, "remote"), user=user), local_path(local)
+        with TreeWriter(path) as writer:
             async for chunk in self._stream(request):
-                written = await _compat.in_thread(writer.feed, chunk)
+                written = await _locally(path, writer.feed, chunk)
                 if progress is not None:
                     progress(written)
-            return await _compat.in_thread(writer.finish)
+            return await _locally(path, writer.finish)
 
     async def _ask(self, request: Request, *, retry: bool = False) -> bytes:
         return await self._connection.request(request, retry=retry, timeout=self._timeout)
@@ -202,34 +204,30 @@ class Files:
             while first:
                 yield first
                 first = await streams.stdout.read()
-            await call.answer
         finally:
             call.abandon()
 
     async def _send(self, request: Request, pieces: AsyncIterator[bytes], progress: Progress | None = None) -> None:
+        payload = packed(request)
         link = await self._connection.link()
         streams = CallStreams(outputs=())
-        call = link.call(pack_call(request), streams.on_frame)
-        _bind(call, streams)
+        call = link.call(payload, streams.on_frame)
+        streams.follow(call)
         streams.stdin.resume(0)
         try:
             await _write_all(streams.stdin, pieces, progress)
-            await answer(call)
-        except TRANSIENT:
-            raise
-        except BarchanError:
-            # The answer says more than the stream that failed with it.
-            await answer(call)
-            raise
+            await call.answer
+            if streams.stdin.cut:
+                raise ProtocolError("the node answered before it had everything")
         finally:
             call.abandon()
 
 
 async def _opened(link: Any, request: Request) -> tuple[Call, CallStreams, bytes]:
     """A reading call and its first bytes: up to here it may be tried again."""
-    streams = CallStreams()
-    call = link.call(pack_call(request), streams.on_frame)
-    _bind(call, streams)
+    streams = CallStreams(confirmed=True)
+    call = link.call(packed(request), streams.on_frame)
+    streams.follow(call)
     try:
         return call, streams, await streams.stdout.read()
     except BaseException:
@@ -237,18 +235,10 @@ async def _opened(link: Any, request: Request) -> tuple[Call, CallStreams, bytes
         raise
 
 
-def _bind(call: Call, streams: CallStreams) -> None:
-    """A failed answer ends the streams, so that no reader or writer waits for more."""
-
-    def ended(future: Any) -> None:
-        error = None if future.cancelled() else future.exception()
-        if isinstance(error, BarchanError):
-            streams.fail(error)
-        elif not future.cancelled():
-            streams.finish()
-
-    streams.attach(call)
-    call.answer.add_done_callback(ended)
+async def _locally(root: Path, work: Callable[..., T], *args: Any) -> T:
+    """In a thread, with its trouble in our tree."""
+    with local_files(root):
+        return await _compat.in_thread(work, *args)
 
 
 async def _write_all(sender: ByteSender, pieces: AsyncIterator[bytes], progress: Progress | None) -> None:
@@ -269,10 +259,21 @@ async def _pieces(data: Content) -> AsyncIterator[bytes]:
         yield cast(bytes, data)
     else:
         while chunk := await _compat.in_thread(data.read, _BATCH):
+            if not isinstance(chunk, bytes):
+                raise InvalidRequest("data: the file is open as text", field="data", hint="open it with mode 'rb'")
             yield chunk
 
 
-async def _batches(items: Iterator[bytes]) -> AsyncIterator[bytes]:
+def _check_content(data: Content) -> None:
+    if not isinstance(data, (str, bytes, bytearray, memoryview, AsyncIterable)) and not hasattr(data, "read"):
+        raise InvalidRequest(
+            f"data: {type(data).__name__} is no content",
+            field="data",
+            hint="bytes, str, a binary file or an async iterable; for a local path take `upload`",
+        )
+
+
+async def _batches(root: Path, items: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Take from a generator that reads files, in a thread and not one small item at a time."""
 
     def batch() -> bytes:
@@ -284,5 +285,5 @@ async def _batches(items: Iterator[bytes]) -> AsyncIterator[bytes]:
                 break
         return b"".join(parts)
 
-    while data := await _compat.in_thread(batch):
+    while data := await _locally(root, batch):
         yield data

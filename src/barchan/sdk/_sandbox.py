@@ -9,9 +9,10 @@ from typing import Self
 
 from barchan.errors import BarchanError
 from barchan.sdk._connection import Connection
-from barchan.sdk._exec import Command, CompletedExec, Input, Text, run_exec, to_argv, to_bytes, to_env
+from barchan.sdk._exec import CompletedExec, Input, run_exec
 from barchan.sdk._files import Files
 from barchan.sdk._process import Process, begin
+from barchan.sdk._values import Command, Text, to_argv, to_bytes, to_env, value_of
 from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo
 from barchan.wire.ids import new_exec_id
 from barchan.wire.messages import (
@@ -88,11 +89,12 @@ class Sandbox:
         A non-zero exit is a result; `check=True` raises `CommandFailed` instead. Raises `InvalidRequest`, `UserNotFound`,
         `Conflict` (the id was used for another command).
         """
-        request = Exec(
+        request = value_of(
+            Exec,
             argv=to_argv(command),
-            cwd=None if cwd is None else to_bytes(cwd),
+            cwd=None if cwd is None else to_bytes(cwd, "cwd"),
             env=to_env(env),
-            secrets=to_env(secrets),
+            secrets=to_env(secrets, "secrets"),
             user=user,
             timeout=timeout,
             grace=grace,
@@ -117,18 +119,19 @@ class Sandbox:
         stdin: bool = False,
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
-        keep_background: bool = True,
+        keep_background: bool = False,
         id: str | None = None,
     ) -> Process:
         """Start a command and return a handle as soon as it runs. Arguments and errors as with `run`.
 
         `stdin=True` opens its standard input for `process.stdin`. The command does not end with the handle.
         """
-        request = Exec(
+        request = value_of(
+            Exec,
             argv=to_argv(command),
-            cwd=None if cwd is None else to_bytes(cwd),
+            cwd=None if cwd is None else to_bytes(cwd, "cwd"),
             env=to_env(env),
-            secrets=to_env(secrets),
+            secrets=to_env(secrets, "secrets"),
             user=user,
             timeout=timeout,
             grace=grace,

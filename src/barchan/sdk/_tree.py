@@ -7,6 +7,7 @@ nothing outside the target is ever touched; a name that tries is refused and end
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -223,6 +224,8 @@ class TreeWriter:
                 self._file = (_fresh(fd, name), entry)
             self._counter.files += 1
         elif entry.kind == "l":
+            if b"\0" in entry.target:
+                raise ProtocolError("the sandbox sent a link with a NUL byte")
             with self._parent(parts) as (fd, name):
                 _remove(fd, name)
                 os.symlink(entry.target, name, dir_fd=fd)
@@ -287,9 +290,11 @@ def _enter(fd: int, part: bytes, parts: list[bytes]) -> int:
     try:
         return os.open(part, _DIRECTORY, dir_fd=fd)
     except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         path = os.fsdecode(b"/".join(parts))
         raise FileFailure(
-            f"{path!r} does not lie in a directory of the target: {os.fsdecode(part)!r} is a link or missing",
+            f"{path!r} does not lie in a directory of the target: {os.fsdecode(part)!r} is missing or no directory",
             hint="nothing was written through it",
         ) from error
 

@@ -54,8 +54,13 @@ class ByteReceiver:
         window: int = WINDOW,
         taking: Taking = Taking.BUFFER,
         most: int = 1 << 62,
+        confirmed: bool = False,
     ) -> None:
-        """`most` bounds what is kept unread; more is a `ProtocolError`."""
+        """`most` bounds what is kept unread; more is a `ProtocolError`.
+
+        `confirmed`: an EOF frame alone is no end, because the sender also ends a stream that it could not read. Only
+        `finish` is one, and only after an EOF frame.
+        """
         self.grant = grant
         self.offset = offset
         """The next byte expected from the sender."""
@@ -66,6 +71,8 @@ class ByteReceiver:
         self.ended = False
         self._taking = taking
         self._most = most
+        self._confirmed = confirmed
+        self._complete = False
         self._taken = offset
         self._granted = offset
         self._window = window
@@ -110,10 +117,15 @@ class ByteReceiver:
         if total - dropped != self.offset:
             raise ProtocolError(f"output ends at {total - dropped}, but {self.offset} bytes arrived")
         self.dropped = dropped
-        self.ended = True
+        self._complete = True
+        self.ended = not self._confirmed
         self._notify()
 
     def finish(self) -> None:
+        """The call succeeded: nothing more will come."""
+        if self._confirmed and not self._complete:
+            self.fail(ProtocolError(f"the answer came after {self.offset} bytes, before their end"))
+            return
         self.ended = True
         self._notify()
 
@@ -123,12 +135,14 @@ class ByteReceiver:
         self._notify()
 
     def collected(self) -> bytes:
-        """All bytes kept and not read, at once."""
+        """All bytes kept and not read, at once. Raises the error that ended the stream early."""
+        if self._error is not None and not self.ended:
+            raise self._error
         chunks, self._chunks, self._kept = self._chunks, deque(), 0
         return b"".join(chunks)
 
     async def read(self) -> bytes:
-        """The next bytes, or b"" at the end. One reader at a time."""
+        """The next bytes, or b"" at the end. One reader at a time. Raises the error that ended the stream early."""
         while not self._chunks:
             if self.ended:
                 return b""
@@ -176,6 +190,8 @@ class ByteSender:
         self._eof = False
         self._finished = False
         self._stopped = False
+        self.cut = False
+        """The other side stopped taking before it had everything and its end."""
         self._error: BarchanError | None = None
         self._wake: asyncio.Future[None] | None = None
 
@@ -204,6 +220,7 @@ class ByteSender:
 
     def stop(self) -> None:
         """The other side wants no more: writes return at once and their bytes go nowhere, as with a program that ended."""
+        self.cut = not self._finished
         self._stopped = True
         self._notify()
 
@@ -267,7 +284,7 @@ class ByteSender:
 class CallStreams:
     """The caller's end of one call's streams, over as many connections as the call takes.
 
-    `outputs` are the streams that the operation sends. Give `on_frame` to the call, then `attach` it.
+    `outputs` are the streams that the operation sends. Give `on_frame` to the call, then `attach` it, or let it `follow`.
     """
 
     def __init__(
@@ -278,9 +295,16 @@ class CallStreams:
         stdout_offset: int = 0,
         stderr_offset: int = 0,
         most: int = 1 << 62,
+        confirmed: bool = False,
     ) -> None:
-        self.stdout = ByteReceiver(partial(self._credit, STDOUT), offset=stdout_offset, taking=taking, most=most)
-        self.stderr = ByteReceiver(partial(self._credit, STDERR), offset=stderr_offset, taking=taking, most=most)
+        """`confirmed`: an output is whole only when the answer says so. For all but programs' output."""
+
+        def receiver(stream: int, offset: int) -> ByteReceiver:
+            grant = partial(self._credit, stream)
+            return ByteReceiver(grant, offset=offset, taking=taking, most=most, confirmed=confirmed)
+
+        self.stdout = receiver(STDOUT, stdout_offset)
+        self.stderr = receiver(STDERR, stderr_offset)
         self.stdin = ByteSender(self._data, self._eof)
         self._opened = [(self.stdout, self.stderr)[stream - 1] for stream in outputs]
         self.on_event: Callable[[bytes], None] | None = None
@@ -294,6 +318,18 @@ class CallStreams:
             if not receiver.ended:
                 receiver.open()
 
+    def follow(self, call: Call) -> None:
+        """Attach to the only call there will be: its answer ends the streams, and a failed one fails them."""
+        self.attach(call)
+        call.answer.add_done_callback(self._answered)
+
+    def _answered(self, answer: asyncio.Future[bytes]) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if isinstance(error, BarchanError):
+            self.fail(error)
+        elif not answer.cancelled():
+            self.finish()
+
     def detach(self) -> None:
         """The connection is gone. What was received stays."""
         self._call = None
@@ -302,8 +338,8 @@ class CallStreams:
     def finish(self) -> None:
         """The call was answered: what has not ended by itself has nothing more."""
         self._call = None
-        self.stdout.finish()
-        self.stderr.finish()
+        for receiver in self._opened:
+            receiver.finish()
         self.stdin.stop()
 
     def fail(self, error: BarchanError) -> None:

@@ -1,0 +1,96 @@
+"""Why the API could not be reached, and what to do about it. Pure: foreign errors in, ours out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from pathlib import Path
+
+import aiohttp
+
+from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, ProtocolError, Unauthenticated
+from barchan.sdk._address import Address
+
+
+def unreachable(address: Address, error: Exception) -> BarchanError:
+    """`ApiUnavailable` when trying again may help; a `CallerError` when the address or its options are wrong."""
+    cause = _cause(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return _untrusted(address, cause)
+    if isinstance(cause, ssl.SSLError):
+        return _no_tls(address)
+    if address.unix:
+        return _no_socket(address, cause)
+    if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientResponseError, ConnectionResetError)):
+        return _hung_up(address)
+    return ApiUnavailable(f"no API at {address}: {_why(cause)}", hint=f"does an API listen at {address.base}?")
+
+
+def refused(address: Address, status: int) -> BarchanError:
+    """The answer was no WebSocket."""
+    if status in (401, 403):
+        return Unauthenticated(f"{address} refused the token", hint="the token is in DATA/token on its host")
+    if status in (502, 503, 504):
+        return ApiUnavailable(f"{address} answered {status}")
+    if status == 400 and address.base.startswith("http://") and not address.unix:
+        return _hung_up(address)
+    return ProtocolError(f"{address} answered {status} instead of opening a WebSocket")
+
+
+def _cause(error: Exception) -> Exception:
+    """What the HTTP library wrapped; its own texts name its settings."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return error.certificate_error
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error
+    return error
+
+
+def _untrusted(address: Address, error: ssl.SSLCertVerificationError) -> BarchanError:
+    return InvalidRequest(
+        f"the certificate of {address} is not trusted: {error.verify_message}",
+        field="ca",
+        hint="give the certificate to trust as `ca=` (`--ca-file` of the command)",
+    )
+
+
+def _no_tls(address: Address) -> BarchanError:
+    return InvalidRequest(
+        f"{address} does not speak TLS as this client does", field="url", hint="is it `http://` that it serves?"
+    )
+
+
+def _hung_up(address: Address) -> BarchanError:
+    if address.base.startswith("https:"):
+        return ApiUnavailable(f"{address} hung up without an answer")
+    secure = address.base.replace("http:", "https:", 1)
+    return ApiUnavailable(f"{address} hung up without an answer", hint=f"if it serves TLS, write {secure}")
+
+
+def _no_socket(address: Address, error: Exception) -> BarchanError:
+    if isinstance(error, PermissionError):
+        who = _owner(address.unix)
+        return Unauthenticated(
+            f"no permission to use {address}: it is for root{who} only", hint="or use a URL and a token"
+        )
+    return ApiUnavailable(f"no API at {address}: {_why(error)}", hint=address.start)
+
+
+def _owner(path: str) -> str:
+    try:
+        uid = os.stat(Path(path).parent).st_uid
+    except OSError:
+        return " or its owner"
+    return f" or its owner (user {uid})" if uid else ""
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, socket.gaierror):
+        return "no such host name is known"
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno).lower()
+    return "the connection failed"

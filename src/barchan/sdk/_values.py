@@ -1,0 +1,74 @@
+"""Arguments of the caller's into request values. Pure; whatever was given, the worst that comes out is `InvalidRequest`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from barchan.errors import InvalidRequest
+from barchan.wire.messages import Request, field_of, pack_call
+
+T = TypeVar("T")
+Text = str | bytes
+Command = str | Sequence[Text]
+_SHELL = (b"/bin/sh", b"-c")
+
+
+def value_of(kind: type[T], **fields: Any) -> T:
+    """A request value, its fields' types checked as the API will check them."""
+    try:
+        value = msgspec.convert({name: _plain(value) for name, value in fields.items()}, kind)
+        msgspec.msgpack.encode(value)
+    except msgspec.ValidationError as error:
+        field = field_of(error).partition("[")[0]
+        text = str(error).partition(" - at ")[0]
+        raise InvalidRequest(f"{field}: {text}", field=field, hint=f"see {kind.__name__}") from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"{kind.__name__}: {error}", hint="text must be UTF-8, numbers at most 64 bits") from error
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A struct inside is taken apart: its constructor checked nothing."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(item) for name, item in msgspec.structs.asdict(value).items()}
+    return value
+
+
+def packed(request: Request) -> bytes:
+    """The CALL payload."""
+    try:
+        return pack_call(request)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"{request.op}: {error}", hint="an argument has a wrong type or cannot be sent") from error
+
+
+def to_bytes(value: Text | os.PathLike[str] | os.PathLike[bytes], field: str = "path") -> bytes:
+    """UTF-8, whatever the local encoding; bytes that came as surrogate escapes go back to what they were."""
+    try:
+        plain = os.fspath(value)
+        return plain.encode("utf-8", "surrogateescape") if isinstance(plain, str) else plain
+    except TypeError as error:
+        raise InvalidRequest(f"{field}: {type(value).__name__} is no text", field=field, hint="str or bytes") from error
+    except UnicodeError as error:
+        raise InvalidRequest(f"{field}: cannot be UTF-8", field=field, hint="it has a lone surrogate") from error
+
+
+def to_argv(command: Command) -> tuple[bytes, ...]:
+    """A string is for the sandbox's shell; a sequence is taken as it is."""
+    if isinstance(command, str):
+        return (*_SHELL, to_bytes(command, "argv"))
+    if isinstance(command, (bytes, Mapping)) or not hasattr(command, "__iter__"):
+        raise InvalidRequest(
+            "argv: neither text nor a list", field="argv", hint="give a str for the shell, or a list of arguments"
+        )
+    return tuple(to_bytes(item, "argv") for item in command)
+
+
+def to_env(values: Mapping[Text, Text] | None, field: str = "env") -> dict[bytes, bytes]:
+    if not isinstance(values or {}, Mapping):
+        raise InvalidRequest(f"{field}: {type(values).__name__} is no mapping", field=field, hint="give a dict")
+    return {to_bytes(key, field): to_bytes(value, field) for key, value in (values or {}).items()}
