@@ -53,7 +53,7 @@ static struct group *create(void) {
         return NULL;
     *g = (struct group){.dir = -1, .procs = -1, .number = numbered++};
     name_of(g->number, name);
-    if (mkdirat(base, name, 0755) && errno != EEXIST)
+    if (mkdirat(base, name, 0700) && errno != EEXIST)
         return discard(g);
     g->dir = openat(base, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     g->procs = g->dir < 0 ? -1 : openat(g->dir, "cgroup.procs", O_RDWR | O_CLOEXEC);

@@ -3,6 +3,7 @@
 #include "groups.h"
 #include "guest.h"
 #include "identity.h"
+#include "oom.h"
 #include "sessions.h"
 
 #include <errno.h>
@@ -113,6 +114,7 @@ static int set_up(void) {
     }
     identity_init();
     spawn_init();
+    oom_init();
     return link_listen(LISTEN_FD);
 }
 

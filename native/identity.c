@@ -164,8 +164,6 @@ static bool add_group(struct identity *who, uint32_t gid) {
     for (uint32_t i = 0; i < who->count; i++)
         if (who->groups[i] == gid)
             return true;
-    if (who->count >= MAX_GROUPS)
-        return false;
     uint32_t *grown = realloc(who->groups, (who->count + 1) * sizeof *grown);
     if (!grown)
         return false;
@@ -179,7 +177,7 @@ bool groups_of(const char *data, size_t size, const char *name, struct identity 
     size_t length;
     struct field f[4];
     uint32_t gid;
-    while (next_line(&at, data + size, &line, &length))
+    while (who->count < MAX_GROUPS && next_line(&at, data + size, &line, &length))
         if (split(line, length, f, 4) == 4 && number_of(f[2].data, f[2].size, &gid) && is_member(f[3], name) &&
             !add_group(who, gid))
             return false;
@@ -192,29 +190,36 @@ void identity_release(struct identity *who) {
     who->count = 0;
 }
 
+/* The guest's own want, not what the sandbox did to the file. */
+static bool is_ours(int error) {
+    return error == ENOMEM || error == EMFILE || error == ENFILE;
+}
+
+/* A file that cannot be read counts as empty, so that numbers go on working; a name that would be in it gets the reason. */
+static int read_accounts(const char *path, struct text *out, int *why) {
+    *why = read_text(path, out);
+    if (*why)
+        out->size = 0;
+    return is_ours(*why) ? *why : 0;
+}
+
 static int find_user(const char *user, struct account *account) {
     struct text passwd = {0};
-    int error = read_text("/etc/passwd", &passwd);
-    bool absent = error == ENOENT || error == ENOTDIR;
-    if (error && !absent) {
-        forget_text(&passwd);
-        return error;
-    }
-    bool found = passwd_find(passwd.data ? passwd.data : "", passwd.size, user, account);
+    int why, error = read_accounts("/etc/passwd", &passwd, &why);
+    if (!error && !passwd_find(passwd.data ? passwd.data : "", passwd.size, user, account))
+        error = why && why != ENOTDIR ? why : ENOENT;
     forget_text(&passwd);
-    return found ? 0 : ENOENT;
+    return error;
 }
 
 static int find_groups(const char *group, struct account *account) {
     struct text text = {0};
-    int error = read_text("/etc/group", &text);
+    int why, error = read_accounts("/etc/group", &text, &why);
     const char *data = text.data ? text.data : "";
-    if (error == ENOENT || error == ENOTDIR)
-        error = 0;
     if (!error && group && !group_find(data, text.size, group, &account->who.gid))
-        error = ENOENT;
+        error = why && why != ENOTDIR ? why : ENOENT;
     if (!error && !group && account->name[0] && !groups_of(data, text.size, account->name, &account->who))
-        error = E2BIG;
+        error = ENOMEM;
     forget_text(&text);
     return error;
 }

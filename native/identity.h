@@ -28,6 +28,7 @@ void identity_release(struct identity *who);
 /* Pure halves of account_find. */
 bool passwd_find(const char *data, size_t size, const char *user, struct account *account);
 bool group_find(const char *data, size_t size, const char *name, uint32_t *gid);
+/* The first MAX_GROUPS groups; false without memory. */
 bool groups_of(const char *data, size_t size, const char *name, struct identity *who);
 
 /* Remembers the guest's own capabilities; once, at start. */

@@ -35,14 +35,14 @@ static const char *const masked_files[] = {
     "proc/kcore",         "proc/kallsyms",   "proc/keys",       "proc/key-users",  "proc/kmsg",       "proc/kpagecount",
     "proc/kpageflags",    "proc/kpagecgroup", "proc/interrupts", "proc/timer_list", "proc/timer_stats", "proc/sched_debug",
     "proc/latency_stats", "proc/sysrq-trigger", "proc/swaps",    "proc/cmdline",    "proc/vmallocinfo", "proc/slabinfo",
-    "sys/kernel/vmcoreinfo", "sys/kernel/notes",
+    "sys/kernel/vmcoreinfo", "sys/kernel/notes", "proc/config.gz",
 };
 static const char *const masked_directories[] = {
-    "proc/acpi",         "proc/asound",        "proc/scsi",           "sys/firmware",   "sys/fs",    "sys/kernel/debug",
+    "proc/acpi",         "proc/asound", "proc/fs",        "proc/scsi",           "sys/firmware",   "sys/fs",    "sys/kernel/debug",
     "sys/kernel/tracing", "sys/kernel/security", "sys/kernel/slab",    "sys/kernel/btf", "sys/module", "sys/power",
-    "sys/devices/virtual/powercap",
+    "sys/devices/virtual/powercap", "sys/block", "sys/class/block", "sys/devices/virtual/block", "sys/kernel/irq",
 };
-static const char *const read_only[] = {"proc/bus", "proc/fs", "proc/irq", "proc/sys"};
+static const char *const read_only[] = {"proc/bus", "proc/irq", "proc/sys"};
 
 /* Namespaces that the sandbox's user namespace may create: none. */
 static const char *const frozen_limits[] = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"};
@@ -169,7 +169,7 @@ static void mount_all(const struct child_plan *plan, const int mounts[GO_MOUNTS]
     mount_sys(plan, mounts[GO_SYSFS]);
     require(plan, sys_attach(mounts[GO_DEV], "dev"), "dev");
     /* No gid=5: /proc/mounts would show it as a host id. A limit, because the host's is shared by all. */
-    const char *pts = "newinstance,ptmxmode=0666,mode=0620,max=256";
+    const char *pts = "newinstance,ptmxmode=0666,mode=0620,max=32";
     require(plan, sys_mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, pts), "devpts");
     require(plan, sys_attach(mounts[GO_SHM], "dev/shm"), "shm");
 }
@@ -298,7 +298,9 @@ static void reset_signals(void) {
 
 _Noreturn static void start_guest(const struct child_plan *plan, const struct child_report *report) {
     char *arguments[] = {"init", NULL};
-    char *environment[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", NULL};
+    char score[32];
+    char *environment[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", score, NULL};
+    snprintf(score, sizeof score, "OOM_SCORE_ADJ=%d", plan->request->oom_score_adj);
     if (send(plan->link, report, sizeof *report, MSG_NOSIGNAL) != sizeof *report)
         _exit(112);
     syscall(SYS_execveat, plan->guest, "", arguments, environment, AT_EMPTY_PATH);

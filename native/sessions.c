@@ -5,6 +5,7 @@
  */
 #include "sessions.h"
 #include "guest.h"
+#include "oom.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -136,6 +137,7 @@ static void status_ready(struct source *source, uint32_t events) {
             abandon(s->op, failure.error, spawn_step_name(failure.step));
         return;
     }
+    oom_expose(s->pid);
     op_started(s->op, (uint32_t)s->pid);
     if (s->pending_signal)
         session_signal(s->op, s->pending_signal, false);

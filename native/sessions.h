@@ -21,7 +21,7 @@ struct spawn_plan {
 /* Remembers what programs are to get back: the limit on open files that the guest was started with. */
 void spawn_init(void);
 /* The pid, or -1 with errno. A child that fails before exec writes a spawn_failure to `status`; end of file there means it runs. */
-int spawn(const struct spawn_plan *plan);
+int spawn(struct spawn_plan *plan);
 const char *spawn_step_name(int32_t step);
 enum phase { RUNNING, TERMINATING, KILLING };
 

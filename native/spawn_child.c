@@ -2,6 +2,7 @@
  * the guest, and the user whom it already became could stop it there for ever. */
 #include "sessions.h"
 #include "no_clone3.h"
+#include "paths.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define STATUS_FD 3
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 static struct rlimit files;
@@ -118,19 +120,49 @@ static void redirect(const struct spawn_plan *plan) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static _Noreturn void child(const struct spawn_plan *plan) {
+/* close_range is newer than the oldest kernels; nothing lies above the limit that spawn_init raised. */
+static int close_above(int last) {
+    if (syscall(SYS_close_range, last + 1, ~0u, 0) == 0)
+        return 0;
+    if (errno != ENOSYS)
+        return -1;
+    for (rlim_t fd = (rlim_t)last + 1; fd < files.rlim_max; fd++)
+        close((int)fd);
+    return 0;
+}
+
+/* CLOEXEC acts only at the exec: until then /proc/self/fd/N in a path of the sandbox's names what the guest holds, its
+ * cgroup directory on the host's mounts among it. So nothing but stdio and the status pipe is left. */
+static int let_go(struct spawn_plan *plan) {
+    if (plan->status != STATUS_FD && dup3(plan->status, STATUS_FD, O_CLOEXEC) < 0)
+        return -1;
+    plan->status = STATUS_FD;
+    return close_above(STATUS_FD);
+}
+
+static int enter(const char *path) {
+    int fd = open_path(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
+    int error = fd < 0 || fchdir(fd) ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return error;
+}
+
+static _Noreturn void child(struct spawn_plan *plan) {
     int error;
     redirect(plan);
     if (clone3_works && forbid_clone3())
         fail(plan, STEP_FILTER, errno);
     if (!clone3_works && plan->group && write(plan->group->procs, "0", 1) != 1)
         fail(plan, STEP_CGROUP, errno);
-    if ((error = limit_files(plan->request->nofile)))
-        fail(plan, STEP_LIMIT, error);
+    if (let_go(plan))
+        fail(plan, STEP_LIMIT, errno);
     if ((error = identity_become(&plan->account->who)))
         fail(plan, STEP_USER, error);
-    if (chdir(plan->request->path))
-        fail(plan, STEP_CWD, errno);
+    if ((error = enter(plan->request->path)))
+        fail(plan, STEP_CWD, error);
+    if ((error = limit_files(plan->request->nofile)))
+        fail(plan, STEP_LIMIT, error);
     fail(plan, STEP_EXEC, search(plan->request->argv, environment(plan)));
 }
 
@@ -141,7 +173,7 @@ static int clone_into(const struct group *group) {
     return (int)syscall(SYS_clone3, &args, sizeof args);
 }
 
-int spawn(const struct spawn_plan *plan) {
+int spawn(struct spawn_plan *plan) {
     int pid = plan->group && clone3_works ? clone_into(plan->group) : fork();
     if (pid == 0)
         child(plan);

@@ -282,14 +282,40 @@ static int write_proc(int pid, const char *name, const char *text) {
     return done == size ? 0 : -1;
 }
 
+static int may_set_minimum(void) {
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {0};
+    return syscall(SYS_capget, &head, data) == 0 && data[0].effective & (1u << CAP_SYS_RESOURCE);
+}
+
+static int inherited_score(void) {
+    char text[16] = "";
+    int fd = open("/proc/self/oom_score_adj", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || read(fd, text, sizeof text - 1) <= 0)
+        text[0] = 0;
+    close_fd(fd);
+    return atoi(text);
+}
+
+/* With SYS_RESOURCE a score becomes the minimum of all that descends from the child. Without it anything inside may go back
+ * to what the spawner was given, mostly 0, so the first process must not stand above; the guest raises its programs. */
+static int set_oom_score(int pid, int score) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", score);
+    if (may_set_minimum())
+        return write_proc(pid, "oom_score_adj", text);
+    if (inherited_score() > 0)
+        write_proc(pid, "oom_score_adj", "0");
+    return 0;
+}
+
 /* Returns a descriptor of the child's user namespace, its maps written. */
 static int map_ids(const struct request *request, int pid, struct fault *fault) {
     char text[64], path[64];
     snprintf(text, sizeof text, "0 %u %u\n", request->head.uid_base, request->head.uid_count);
     if (write_proc(pid, "uid_map", text) || write_proc(pid, "gid_map", text))
         return fault_at(fault, "id-map");
-    snprintf(text, sizeof text, "%d", request->head.oom_score_adj);
-    if (request->head.oom_score_adj && write_proc(pid, "oom_score_adj", text))
+    if (set_oom_score(pid, request->head.oom_score_adj))
         return fault_at(fault, "oom-score");
     snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
     int userns = open(path, O_RDONLY | O_CLOEXEC);

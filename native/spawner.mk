@@ -29,7 +29,8 @@ $(BUILD)/spawner_sanitized: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/secco
 		-fno-omit-frame-pointer -I$(BUILD) $(SPAWNER_SOURCES) -o $@
 
 # Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
-SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids $(BUILD)/hold_inotify
+SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids $(BUILD)/hold_inotify \
+	$(BUILD)/hold_memory
 .PHONY: spawner-tests
 spawner-tests: $(SPAWNER_TEST_PROGRAMS) $(BUILD)/spawner_sanitized
 

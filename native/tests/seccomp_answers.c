@@ -56,6 +56,8 @@ static void kernel_and_mounts(void) {
 static void processes(void) {
     AS("clone3", 435, BAD, 0);
     AS("unknown", 1000, 0);
+    AS("io_setup", 206, 1, BAD);
+    AS("io_submit", 209, 0, 0, BAD);
     CALL(process_vm_readv, -1, BAD, 0, BAD, 0, 0);
     CALL(process_vm_writev, -1, BAD, 0, BAD, 0, 0);
     CALL(kcmp, getpid(), getpid(), 0, 0, 0);

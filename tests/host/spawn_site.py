@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import pytest
 
 from barchan.backends.spawner import NO_FLAGS, Spawned, Spawner, SpawnFlag, SpawnRequest, install_guest
 from barchan.kernel import syscalls
+from barchan.wire.guest import Done, OpKind
+from tests.host.guest_client import Link, exec_parts
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
@@ -130,14 +132,14 @@ class Site:
             for name in "uw":
                 (tree / name).mkdir(parents=True)
             group.mkdir()
-            stack.callback(_remove_group, group)
+            stack.callback(remove_group, group)
             for name in ("", "cgroup.procs", "cgroup.subtree_control"):
                 os.chown(group / name, GUEST_UID, GUEST_UID)
             groups: tuple[int, ...] = ()
             if self.v1 is not None:
                 v1 = self.v1 / str(number)
                 v1.mkdir()
-                stack.callback(_remove_group, v1)
+                stack.callback(remove_group, v1)
                 groups = (_keep(stack, os.open(v1 / "tasks", os.O_WRONLY)),)
             path = self.base / f"s{number}"
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -190,7 +192,7 @@ def _keep(stack: contextlib.ExitStack, fd: int) -> int:
     return fd
 
 
-def _remove_group(path: Path) -> None:
+def remove_group(path: Path) -> None:
     """Ends what is in it; a group is busy until the kernel has let go of the last process."""
     for _ in range(2000):
         try:
@@ -240,7 +242,7 @@ def _image(at: Path) -> Path:
     shutil.copy(busybox, at / "bin" / "busybox")
     for name in APPLETS:
         (at / "bin" / name).symlink_to("busybox")
-    for name in ("attack_pid1", "seccomp_answers", "show_ids", "hold_inotify"):
+    for name in ("attack_pid1", "seccomp_answers", "show_ids", "hold_inotify", "hold_memory"):
         shutil.copy(NATIVE / "build" / name, at / "bin" / name)
     return at
 
@@ -296,3 +298,51 @@ def open_site(base: Path) -> Iterator[Site]:
 async def alive(box: Box) -> str:
     """It answers within the time limit: "alive"."""
     return await asyncio.wait_for(box.sh("echo alive"), 10)
+
+
+class Inside:
+    """The real guest of a box: one call per operation, on one connection."""
+
+    def __init__(self, box: Box) -> None:
+        self.link = Link(str(box.path))
+        self.last = self.link.hello().last
+        self.out = b""
+
+    def sh(self, script: str) -> str:
+        """Output of a script of root's that must succeed. Changes are made in here: overlayfs need not see others."""
+        done = self.program("/bin/sh", "-ec", script)
+        assert done.code == 0 and not done.detail, (script, done)
+        return self.out.decode()
+
+    def call(self, kind: OpKind, *parts: bytes, user: bytes = b"", data: bytes | None = None) -> Done:
+        self.last += 1
+        result = self.link.start(self.last, kind, *parts, user=user)
+        if data is not None:
+            self.link.feed(self.last, data)
+        done = self.link.wait(self.last)
+        self.link.forget(self.last)
+        self.out = result.stdout
+        return done
+
+    def program(self, *argv: str, cwd: str = "/", user: bytes = b"") -> Done:
+        return self.call(OpKind.EXEC, exec_parts(*argv, cwd=cwd.encode()), user=user)
+
+
+async def inside(site: Site, attempt: Callable[[Inside], None], flags: SpawnFlag = NO_FLAGS, **changes: Any) -> None:
+    """Runs `attempt` in a thread, with the real guest; the cgroup directories are open to everybody."""
+    async with site.spawner(site.guest("guest")) as spawner, site.box(spawner, flags, **changes) as box:
+        for group in (site.groups, box.group):
+            group.chmod(0o755)
+
+        def run() -> None:
+            within = Inside(box)
+            try:
+                for user in (b"", b"1000:1000"):  # the first programs make the groups
+                    assert within.program("/bin/true", user=user).code == 0
+                for group in box.group.glob("x*"):
+                    group.chmod(0o755)
+                attempt(within)
+            finally:
+                within.link.close()
+
+        await asyncio.to_thread(run)

@@ -119,7 +119,8 @@ def test_output_of_background_children_is_read_and_dropped(guest: Guest, link: L
 
 def test_waiting_for_end_of_file_keeps_what_background_children_write(guest: Guest, link: Link) -> None:
     done, out, _ = run(guest, link, "sh", "-c", "(sleep 0.2; echo late) & echo early", flags=ExecFlag.KEEP_BACKGROUND)
-    assert (out, done.background) == (b"early\nlate\n", 0)
+    assert out == b"early\nlate\n"
+    assert done.background <= 1, "one that has closed its output may not have ended yet"
 
 
 def test_groups_are_used_again(guest: Guest, link: Link) -> None:

@@ -43,10 +43,10 @@ os.execve(sys.argv[1], ["init"], {{}})
 """
 
 
-REFUSE_CLONE3 = """
+REFUSE = """
 import struct
 code = b"".join(struct.pack("<HBBI", *line) for line in
-                ((0x20, 0, 0, 0), (0x15, 0, 1, 435), (0x06, 0, 0, 0x00050000 | 38), (0x06, 0, 0, 0x7FFF0000)))
+                ((0x20, 0, 0, 0), (0x15, 0, 1, %d), (0x06, 0, 0, 0x00050000 | 38), (0x06, 0, 0, 0x7FFF0000)))
 buffer = ctypes.create_string_buffer(code)
 program = struct.pack("<HxxxxxxQ", 4, ctypes.addressof(buffer))
 call("prctl", 22, 2, program, 0, 0)
@@ -82,7 +82,11 @@ class MappedGuest(Guest):
 
 
 class Clone3RefusedGuest(MappedGuest):
-    before_exec = REFUSE_CLONE3
+    before_exec = REFUSE % 435
+
+
+class CloseRangeRefusedGuest(MappedGuest):
+    before_exec = REFUSE % 436
 
 
 @contextlib.contextmanager
@@ -215,3 +219,11 @@ def test_where_clone3_is_refused_programs_move_into_their_groups(guest_binary: P
         parts = exec_parts("sh", "-c", "setsid sleep 300 & setsid sleep 300", timeout_ms=300)
         assert call(guest, link, OpKind.EXEC, parts).outcome == GuestOutcome.TIMED_OUT
         assert [pid for found in guest.pids().values() for pid in found] == pids
+
+
+def test_where_close_range_is_refused_programs_still_get_nothing_of_the_guest(guest_binary: Path) -> None:
+    with running_guest(guest_binary, kind=CloseRangeRefusedGuest) as guest, guest.dial() as link:
+        assert run(guest, link, "echo fine") == b"fine\n"
+        for fd in range(4, 20):
+            done = call(guest, link, OpKind.EXEC, exec_parts(f"/proc/self/fd/{fd}"))
+            assert (done.code, done.detail) == (errno.ENOENT, b"exec"), fd

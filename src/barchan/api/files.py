@@ -10,10 +10,14 @@ from barchan.api.reply import internal, json_reply, number, query_of
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, FileEntry
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError
+from barchan.spec import MIB
 from barchan.wire.frames import STDOUT
 from barchan.wire.guest import Cursor, read_entry
 from barchan.wire.messages import ListFiles, ReadFile, WriteFile
-from barchan.wire.streams import MAX_LISTING, ByteReceiver, CallStreams, Taking
+from barchan.wire.streams import ByteReceiver, CallStreams, Taking
+
+MOST_LISTED = 2 * MIB
+"""Of entries in one answer, before they are JSON: making it holds up everybody else. Larger directories are for the SDK."""
 
 
 def _path(query: dict[str, str]) -> bytes:
@@ -84,7 +88,7 @@ async def entries(request: web.Request) -> web.StreamResponse:
         user=query.get("user"),
         depth=number(query.get("depth", "1"), "depth"),
     )
-    streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=MAX_LISTING, confirmed=True)
+    streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=MOST_LISTED, confirmed=True)
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
     streams.follow(call)
     try:

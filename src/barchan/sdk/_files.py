@@ -13,7 +13,7 @@ from barchan.sdk._connection import Connection
 from barchan.sdk._local import local_files, local_path
 from barchan.sdk._tree import PIECE, TransferReport, TreeWriter, pack_file, pack_tree
 from barchan.sdk._values import packed, to_bytes
-from barchan.spec import FileStat
+from barchan.spec import GIB, FileStat
 from barchan.wire.guest import Cursor, read_entry, stat_of
 from barchan.wire.link import Call
 from barchan.wire.messages import (
@@ -36,6 +36,10 @@ PathText = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[int], None]
 """Called with the bytes transferred so far."""
 _BATCH = 256 << 10
+
+
+MAX_READ = GIB
+MAX_DOWNLOAD, MAX_ENTRIES = 16 * GIB, 1_000_000
 
 
 class Readable(Protocol):
@@ -62,12 +66,20 @@ class Files:
         self._timeout = timeout
 
     async def read(
-        self, path: PathText, *, offset: int = 0, length: int | None = None, user: str | None = None
+        self,
+        path: PathText,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        user: str | None = None,
+        max_bytes: int = MAX_READ,
     ) -> bytes:
-        """The file's bytes, in memory. For big files take `read_stream` or `download`."""
-        return await self._connection.fetch(
-            ReadFile(sandbox=self._sandbox, path=to_bytes(path), offset=offset, length=length, user=user)
-        )
+        """The file's bytes, in memory. For big files take `read_stream` or `download`.
+
+        More than `max_bytes` is a `ProtocolError`: a sparse file of a sandbox costs it nothing and is as long as it likes.
+        """
+        request = ReadFile(sandbox=self._sandbox, path=to_bytes(path), offset=offset, length=length, user=user)
+        return await self._connection.fetch(request, most=max_bytes)
 
     async def read_text(self, path: PathText, *, user: str | None = None) -> str:
         """As UTF-8; what is not becomes U+FFFD."""
@@ -180,15 +192,19 @@ class Files:
         *,
         user: str | None = None,
         progress: Progress | None = None,
+        max_bytes: int = MAX_DOWNLOAD,
+        max_entries: int = MAX_ENTRIES,
     ) -> TransferReport:
         """Fetch a file or a tree; `local` becomes it. Modes (without set-id bits), times and links are kept.
 
         Nothing outside `local` is written, whatever the sandbox sends: a path with `..` or an absolute one is a
-        `ProtocolError`, one that lies behind a link a `FileFailure`. FIFOs, sockets and devices are skipped and reported.
+        `ProtocolError`, one that lies behind a link a `FileFailure`. FIFOs, sockets, devices and links that lead out of the
+        tree are skipped and reported. More than `max_bytes` or `max_entries` is a `FileFailure`: hard links and sparse
+        files cost a sandbox nothing.
         A `FileFailure` may also be about a local file; its message says so. What was written before an error stays.
         """
         request, path = GetTree(sandbox=self._sandbox, path=to_bytes(remote, "remote"), user=user), local_path(local)
-        with TreeWriter(path) as writer:
+        with TreeWriter(path, max_bytes, max_entries) as writer:
             async for chunk in self._stream(request):
                 written = await _locally(path, writer.feed, chunk)
                 if progress is not None:

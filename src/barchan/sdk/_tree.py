@@ -40,7 +40,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Their contents."""
     skipped: tuple[_RawPath, ...] = ()
-    """FIFOs, sockets and devices, which are not transferred, and what the user may not read. Paths relative to the tree."""
+    """FIFOs, sockets and devices, which are not transferred; what the user may not read; in a download, links that lead out
+    of the tree. Paths relative to the tree."""
 
 
 def pack_tree(root: Path, report: list[TransferReport]) -> Iterator[bytes]:
@@ -175,6 +176,17 @@ def parts_of(path: bytes) -> list[bytes]:
     return parts
 
 
+def leads_out(parts: list[bytes], target: bytes) -> bool:
+    """Whether a link at `parts` could point outside the tree. `..` after a name counts as that: the name may be a link."""
+    if target.startswith(b"/") or not parts:
+        return True
+    steps = target.split(b"/")
+    ups = 0
+    while ups < len(steps) and steps[ups] == b"..":
+        ups += 1
+    return ups >= len(parts) or b".." in steps[ups:]
+
+
 class TreeWriter:
     """Writes items below `root`. A context manager; its use is one thread at a time.
 
@@ -182,8 +194,10 @@ class TreeWriter:
     existing directories are used. Raises `ProtocolError`, `FileFailure` and, for local trouble such as a full disk, `OSError`.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, max_bytes: int, max_entries: int) -> None:
         self._root = root
+        self._max_bytes = max_bytes
+        self._entries_left = max_entries
         self._reader = TreeReader()
         self._counter = _Counter()
         self._directories: list[Entry] = []
@@ -217,6 +231,9 @@ class TreeWriter:
 
     def _item(self, entry: Entry) -> None:
         parts = parts_of(entry.path)
+        self._entries_left -= 1
+        if self._entries_left < 0:
+            raise FileFailure("the tree has more entries than max_entries allows", field="max_entries")
         if entry.kind == "d":
             self._directory(parts, entry)
         elif entry.kind == "f":
@@ -226,6 +243,9 @@ class TreeWriter:
         elif entry.kind == "l":
             if b"\0" in entry.target:
                 raise ProtocolError("the sandbox sent a link with a NUL byte")
+            if leads_out(parts, entry.target):
+                self._counter.skipped.append(entry.path)
+                return
             with self._parent(parts) as (fd, name):
                 _remove(fd, name)
                 os.symlink(entry.target, name, dir_fd=fd)
@@ -236,6 +256,8 @@ class TreeWriter:
     def _piece(self, piece: bytes) -> None:
         assert self._file is not None
         fd, entry = self._file
+        if self._counter.size + len(piece) > self._max_bytes:
+            raise FileFailure("the tree holds more bytes than max_bytes allows", field="max_bytes")
         view = memoryview(piece)
         while view:
             view = view[os.write(fd, view) :]
