@@ -123,10 +123,22 @@ def table(rows: list[Row]) -> Table:
     return shown
 
 
+@contextmanager
+def shown(console: Console, rows: list[Row]) -> Iterator[None]:
+    """The table as it fills up on a terminal; elsewhere once, when it is full."""
+    if console.is_terminal:
+        with Live(console=console, get_renderable=lambda: table(rows), refresh_per_second=8, transient=False):
+            yield
+    else:
+        yield
+        console.print(table(rows))
+        console.file.flush()
+
+
 async def solve(console: Console) -> list[Row]:
     rows = [Row(variant) for variant in SIXTEEN]
     async with Client(data=DATA) as client:
-        with Live(console=console, get_renderable=lambda: table(rows), refresh_per_second=8, transient=False):
+        with shown(console, rows):
             await asyncio.gather(*(guarded(client, row) for row in rows))
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from barchan.errors import InvalidRequest
+from barchan.cli.session import DIRECTORY, keep_data
+from barchan.config import DEFAULT_DATA, Layout
+from barchan.errors import FeatureMissing, InvalidRequest
 from barchan.spec import Exec
 
 if TYPE_CHECKING:
@@ -44,7 +47,8 @@ def where_options(command: Callable[..., R]) -> Callable[..., R]:
         click.option("--api", metavar="URL", help="A server elsewhere, https://HOST:PORT.  [default: BARCHAN_URL]"),
         click.option(
             "--data",
-            type=click.Path(file_okay=False, path_type=Path),
+            type=DIRECTORY,
+            callback=keep_data,
             help="Data directory of the server on this host.  [default: /var/lib/barchan]",
         ),
     ):
@@ -60,12 +64,27 @@ def open_client(where: Where) -> Client:
 
     if where.api is not None and where.data is not None:
         raise InvalidRequest("give --api or --data, not both", field="api")
+    _check_reachable(where)
     token = where.token_file.read_text().strip() if where.token_file is not None else None
     data = where.data.absolute() if where.data is not None else None
     try:
         return Client(where.api, token, data=data, ca=where.ca_file)
     except ssl.SSLError as error:
         raise InvalidRequest(f"ca_file: {where.ca_file} holds no certificate", field="ca_file") from error
+
+
+def _check_reachable(where: Where) -> None:
+    """The socket's directory is closed to others than root: say that, and not that nobody serves."""
+    if where.api is not None or (where.data is None and os.environ.get("BARCHAN_URL")):
+        return
+    socket = Layout(where.data or DEFAULT_DATA).api_socket
+    try:
+        socket.stat()
+    except PermissionError as error:
+        hint = "run it as root, or give --api and a token"
+        raise FeatureMissing(f"the server on this host needs root: {socket} cannot be reached", hint=hint) from error
+    except OSError:
+        return
 
 
 async def start(sandbox: Sandbox, request: Exec) -> Process:

@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from barchan.cli.connect import Where, open_client, where_options
+from barchan.cli.output import failure
 from barchan.cli.session import Session, json_option
 from barchan.cli.text import plain
 from barchan.errors import FileFailure, FileIsDirectory, FileMissing, FileNotDirectory, InvalidRequest
@@ -44,16 +45,19 @@ def cp(session: Session, source: str, target: str, user: str | None, where: Wher
     """Copy a file or a tree from or to a sandbox.
 
     One of SRC and DST is ID:PATH. A DST that is a directory, or ends in '/', gets the copy inside it under its own name.
+    '-' is standard input or output, for one file. Missing directories are made in the sandbox, never on this host.
     """
     import asyncio
 
+    if session.json and target == "-":
+        raise InvalidRequest("json: standard output is the file", field="json")
     report = asyncio.run(_copy(where, source, target, user))
     if session.json:
         skipped = [path.decode("utf-8", "replace") for path in report.skipped]
         session.emit({"files": report.files, "bytes": report.bytes, "skipped": skipped})
         return
     for path in report.skipped:
-        print(f"barchan: skipped {plain(path)}: no file, directory or link that could be read", file=sys.stderr)
+        session.note(f"barchan: skipped {plain(path)}: no file, directory or link that could be read")
 
 
 def parse_side(text: str) -> Remote | None:
@@ -70,14 +74,18 @@ def parse_side(text: str) -> Remote | None:
 async def _copy(where: Where, source: str, target: str, user: str | None) -> TransferReport:
     there, here = parse_side(source), parse_side(target)
     if (there is None) == (here is None):
-        raise InvalidRequest("one of SRC and DST must be in a sandbox", hint="write it as ID:PATH")
+        raise InvalidRequest("exactly one of SRC and DST must be in a sandbox", hint="write it as ID:PATH")
     try:
         async with open_client(where) as client:
             sandbox = await client.get((there or here or Remote("", b"")).sandbox)
             if there is not None:
-                return await _download(sandbox, there.path, Path(target), target.endswith("/"), user)
+                return await _fetch(sandbox, there.path, target, user)
             assert here is not None
+            if source == "-":
+                return await _from_stdin(sandbox, here.path, user)
             return await _upload(sandbox, Path(source), here.path, user)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise local_failure(error) from error
 
@@ -101,6 +109,28 @@ async def _upload(sandbox: Sandbox, source: Path, target: bytes, user: str | Non
         return await sandbox.files.upload(source, target, user=user, progress=progress)
 
 
+async def _from_stdin(sandbox: Sandbox, target: bytes, user: str | None) -> TransferReport:
+    from barchan.cli.descriptors import Input
+    from barchan.sdk import TransferReport
+
+    if target.endswith(b"/") or await _is_directory(sandbox, target, user):
+        raise FileIsDirectory(f"{plain(target)} is a directory", hint="standard input has no name: give DST one")
+    count = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal count
+        try:
+            while data := await source.read():
+                count += len(data)
+                yield data
+        except OSError as error:
+            raise failure(0, error) from error
+
+    source = Input(0)
+    await sandbox.files.write(target, pieces(), user=user)
+    return TransferReport(files=1, bytes=count)
+
+
 async def _is_directory(sandbox: Sandbox, path: bytes, user: str | None) -> bool:
     try:
         return (await sandbox.files.stat(path, user=user)).kind == "directory"
@@ -108,10 +138,34 @@ async def _is_directory(sandbox: Sandbox, path: bytes, user: str | None) -> bool
         return False
 
 
+async def _fetch(sandbox: Sandbox, source: bytes, target: str, user: str | None) -> TransferReport:
+    if target == "-":
+        return await _to_stdout(sandbox, source, user)
+    return await _download(sandbox, source, Path(target), target.endswith("/"), user)
+
+
+async def _to_stdout(sandbox: Sandbox, source: bytes, user: str | None) -> TransferReport:
+    from barchan.cli.descriptors import Output
+    from barchan.sdk import TransferReport
+
+    found = await sandbox.files.stat(source, user=user)
+    if found.kind != "file":
+        kind = FileIsDirectory if found.kind == "directory" else FileFailure
+        raise kind(f"{plain(source)} is no file", hint="only one file can go to standard output")
+    output, count = Output(1), 0
+    async for data in sandbox.files.read_stream(source, user=user):
+        await output.write(data)
+        count += len(data)
+    return TransferReport(files=1, bytes=count)
+
+
 async def _download(sandbox: Sandbox, source: bytes, target: Path, inside: bool, user: str | None) -> TransferReport:
     found = await sandbox.files.stat(source, user=user)
     if inside or target.is_dir():
         target = target / local_name(source)
+    if not target.parent.is_dir():
+        kind = FileNotDirectory if target.parent.exists() else FileMissing
+        raise kind(f"{target.parent}: no such directory", hint="on this host")
     total = found.size if found.kind == "file" else None
     with progress_bar(total) as progress:
         return await sandbox.files.download(source, target, user=user, progress=progress)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from barchan.cli.output import settle
+
 LOG_MOST = 16 << 20
 """Bytes of a log before it is put aside; one old log is kept."""
 
@@ -17,7 +19,6 @@ def in_background(log: Path, serve: Callable[[int], int]) -> bytes:
     The daemon has its own session, `/` as directory, nothing as input and `log` as output; what `serve` returns is its
     exit code. It keeps every lock that this process holds.
     """
-    put_aside(log)
     told, tell = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -42,8 +43,7 @@ def _become_daemon(log: Path, run: Callable[[], int]) -> None:
     except BaseException:  # noqa: BLE001  the last frame here: nothing above may run a second time
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        settle()
         os._exit(code)
 
 
@@ -72,8 +72,13 @@ def put_aside(log: Path) -> None:
         return
 
 
-def last_lines(log: Path, most: int = 20) -> list[str]:
-    """The end of a log."""
+def end_of(log: Path) -> int:
+    """Where what comes next will begin."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def last_lines(log: Path, since: int = 0, most: int = 20) -> list[str]:
+    """The end of a log, of what was written from `since` on."""
     with open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+        file.seek(max(since, file.seek(0, os.SEEK_END) - (1 << 16)))
         return file.read().decode("utf-8", "replace").splitlines()[-most:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import socket
 import stat
 import time
@@ -18,6 +19,7 @@ import msgspec
 from barchan.cli.processes import ProcessRef
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import Conflict, InvalidRequest, NodeStorageFull
+from barchan.kernel import mounts
 from barchan.spec import check_name
 
 T = TypeVar("T")
@@ -99,6 +101,43 @@ def _own(layout: Layout) -> None:
             )
     if stat.S_IMODE(layout.data.stat().st_mode) != 0o700:
         layout.data.chmod(0o700)
+
+
+def check_ours(layout: Layout) -> None:
+    """Before everything below the directory is deleted. Raises `InvalidRequest` if anything there is not ours."""
+    if not layout.instance.is_file():
+        raise InvalidRequest(f"data: {layout.data} is no data directory of barchan", field="data")
+    strange = {entry.name for entry in layout.data.iterdir()} - _names(layout)
+    if strange:
+        raise InvalidRequest(f"data: {layout.data} holds other things ({min(strange)!r})", field="data")
+
+
+def _names(layout: Layout) -> set[str]:
+    files = (layout.token, layout.instance, layout.registry, layout.scratch_image)
+    directories = (layout.log, layout.layers, layout.mounts, layout.scratch, layout.run)
+    part = layout.scratch_image.with_suffix(".part").name
+    others = {"record.key", part, f"{layout.registry.name}-wal", f"{layout.registry.name}-shm"}
+    return {path.name for path in (*files, *directories)} | others
+
+
+def delete(layout: Layout) -> None:
+    """Remove the directory and all in it. Call with the lock held and nothing running. Can be tried again."""
+    check_ours(layout)
+    below = os.path.realpath(layout.data) + "/"
+    if mounted := [mount.path for mount in mounts.current() if mount.path.startswith(below)]:
+        raise Conflict(f"{mounted[0]} is still mounted", hint="nothing was deleted")
+    try:
+        for path in sorted(layout.data.iterdir(), key=lambda path: path == layout.instance):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        layout.data.rmdir()
+    except OSError as error:
+        raise Conflict(f"cannot delete {error.filename}: {error.strerror}", hint="the rest may be gone") from error
+
+
+def occupied(path: Path) -> int:
+    """Bytes on disk of a file, or of all files below a directory; 0 if there is nothing."""
+    files = [path] if not path.is_dir() else [Path(top, name) for top, _, names in os.walk(path) for name in names]
+    return sum(file.lstat().st_blocks * 512 for file in files if file.exists())
 
 
 def _write(path: Path, data: bytes) -> None:

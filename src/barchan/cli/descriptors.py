@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from barchan.cli.output import failure
+
 PIECE = 1 << 16
 
 
@@ -60,22 +62,27 @@ class Input:
         self._worker = _Worker()
 
     async def read(self) -> bytes:
-        """What there is, at most `PIECE` bytes; b"" at the end."""
+        """What there is, at most `PIECE` bytes; b"" at the end. Raises `OSError`."""
         data = await self._worker.call(lambda: os.read(self._fd, PIECE))
         assert isinstance(data, bytes)
         return data
 
 
 class Output:
-    """Writes a descriptor."""
+    """Writes standard output (1) or standard error (2)."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._worker = _Worker()
 
     async def write(self, data: bytes) -> None:
-        """Returns when all of it is written. `BrokenPipeError` when nobody reads."""
-        await self._worker.call(lambda: _write_all(self._fd, data))
+        """Returns when all of it is written. `BrokenPipeError` when nobody reads, otherwise `FileFailure`."""
+        try:
+            await self._worker.call(lambda: _write_all(self._fd, data))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise failure(self._fd, error) from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -21,15 +21,25 @@ if TYPE_CHECKING:
 @click.pass_obj
 def doctor(session: Session, data: Path) -> int:
     """What this host can do and what to fix, found by trying. Exit code 0 when containers can run, else 1."""
-    from barchan.config import Layout
-    from barchan.kernel.probe import examine
-
-    report = examine(Layout(Path(os.path.abspath(data))))
+    report = _examine(Path(os.path.abspath(data)))
     if session.json:
         session.emit(as_document(report))
     else:
         _print(report)
     return 1 if report.missing() or report.kernel == "too_old" else 0
+
+
+def _examine(data: Path) -> HostReport:
+    """On the file system where the directory is or would be; nothing stays behind."""
+    from barchan.config import Layout
+    from barchan.errors import FeatureMissing
+    from barchan.kernel.probe import examine
+
+    place = next(path for path in (data, *data.parents) if path.is_dir())
+    try:
+        return examine(Layout(place))
+    except PermissionError as error:
+        raise FeatureMissing(f"barchan doctor needs root to try things in {place}", hint="run it as root") from error
 
 
 def as_document(report: HostReport) -> dict[str, object]:

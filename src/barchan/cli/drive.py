@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from barchan.cli.descriptors import Input
 from barchan.cli.interrupts import Interrupts, Target
-from barchan.errors import BarchanError
+from barchan.errors import BarchanError, FileFailure
 from barchan.spec import ExecResult
 
 Sink = Callable[[bytes], Awaitable[None]]
-"""Returns when the bytes are written. `BrokenPipeError` when nobody reads them."""
+"""Returns when the bytes are written. `BrokenPipeError` when nobody reads them, `FileFailure` when it cannot."""
 
 
 class Writable(Protocol):
@@ -34,8 +34,8 @@ class Drive:
     def __init__(self, process: Running, interrupts: Interrupts) -> None:
         self._process = process
         self._interrupts = interrupts
-        self.output_gone = False
-        """Whether a reader of ours went away; the command was cancelled for it."""
+        self.output_failure: BrokenPipeError | FileFailure | None = None
+        """Why output of ours could not be written; the command was cancelled for it."""
 
     async def run(
         self,
@@ -54,14 +54,14 @@ class Drive:
                 await asyncio.gather(feeding, return_exceptions=True)
 
     async def _copy(self, stream: AsyncIterator[bytes], write: Sink) -> None:
-        """What comes after a broken pipe is read and dropped, so that the command can end."""
+        """What comes after a failed write is read and dropped, so that the command can end."""
         async for data in stream:
-            if self.output_gone:
+            if self.output_failure is not None:
                 continue
             try:
                 await write(data)
-            except BrokenPipeError:
-                self.output_gone = True
+            except (BrokenPipeError, FileFailure) as error:
+                self.output_failure = error
                 self._interrupts.cancel()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from barchan.cli.session import Session, data_option, json_option
+from barchan.cli.session import DIRECTORY, Session, data_option, json_option, need_root
 from barchan.cli.text import plain, size, span
+from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
 
 if TYPE_CHECKING:
     from barchan.layers.store import Layer, LayerStore
@@ -22,16 +22,22 @@ def env() -> None:
 
 
 def _store(data: Path) -> LayerStore:
+    """Made if it is not there."""
     from barchan.cli.datadir import prepare
     from barchan.config import Layout
-    from barchan.errors import FeatureMissing
     from barchan.layers.store import LayerStore
 
-    if os.geteuid() != 0:
-        raise FeatureMissing("barchan env needs root", hint="run it as root")
+    need_root("barchan env")
     layout = Layout(Path(os.path.abspath(data)))
     prepare(layout)
     return LayerStore(layout.layers)
+
+
+def _existing_store(data: Path) -> LayerStore | None:
+    from barchan.config import Layout
+
+    need_root("barchan env")
+    return _store(data) if Layout(Path(os.path.abspath(data))).layers.is_dir() else None
 
 
 def layer_document(layer: Layer) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def import_command(session: Session, name: str, source: Path, data: Path) -> Non
 
 @env.command("bootstrap")
 @click.argument("release", type=click.Choice(["debian-12", "debian-13"]))
-@click.option("--cache", type=click.Path(file_okay=False, path_type=Path), help="Keep downloaded packages here.")
+@click.option("--cache", type=DIRECTORY, help="Keep downloaded packages here.")
 @data_option
 @json_option
 @click.pass_obj
@@ -74,7 +80,7 @@ def bootstrap_command(session: Session, release: str, cache: Path | None, data: 
 
 
 def _progress(line: str) -> None:
-    print(plain(line.rstrip("\n")), file=sys.stderr, flush=True)
+    Session().note(plain(line.rstrip("\n")))
 
 
 @env.command("ls")
@@ -87,7 +93,8 @@ def ls_command(session: Session, data: Path) -> None:
 
     from barchan.cli.tables import show
 
-    entries = _store(data).list()
+    store = _existing_store(data)
+    entries = store.list() if store else ()
     if session.json:
         session.emit(entries)
         return
@@ -97,13 +104,39 @@ def ls_command(session: Session, data: Path) -> None:
 
 
 @env.command("rm")
-@click.argument("references", nargs=-1, required=True)
+@click.argument("references", metavar="NAME[@VERSION]...", nargs=-1, required=True)
+@click.option("--all", "every", is_flag=True, help="Every version of each NAME.")
 @data_option
 @json_option
 @click.pass_obj
-def rm_command(session: Session, references: tuple[str, ...], data: Path) -> None:
-    """Remove layers: NAME, NAME@VERSION or a digest."""
-    store = _store(data)
-    for reference in references:
+def rm_command(session: Session, references: tuple[str, ...], every: bool, data: Path) -> int:
+    """Remove layers. NAME alone must have one version only, or be meant with --all."""
+    store = _existing_store(data)
+    removed = [_remove(session, store, reference, every) for reference in references]
+    return 0 if all(removed) else 1
+
+
+def _remove(session: Session, store: LayerStore | None, reference: str, every: bool) -> bool:
+    """One of several: the others are removed even if this one cannot be."""
+    try:
+        if store is None:
+            raise EnvironmentNotFound(f"no environment {reference!r}", hint="`barchan env ls` lists what is here")
+        if not every:
+            check_one_meant(store, reference)
         store.remove(reference)
-        session.emit({"removed": reference}) if session.json else click.echo(plain(reference))
+    except BarchanError as error:
+        session.report(error)
+        return False
+    session.emit({"removed": reference}) if session.json else click.echo(plain(reference))
+    return True
+
+
+def check_one_meant(store: LayerStore, reference: str) -> None:
+    """Elsewhere NAME is the newest version; a removal of all of them must be asked for."""
+    versions = [entry.version for entry in store.list() if entry.name == reference]
+    if len(versions) > 1:
+        raise InvalidRequest(
+            f"{reference} has {len(versions)} versions",
+            field="name",
+            hint=f"`barchan env rm {reference}@{max(versions)}` removes the newest, --all all of them",
+        )

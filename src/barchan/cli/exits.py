@@ -10,6 +10,7 @@ from barchan.errors import BarchanError, OutcomeUnknown
 from barchan.spec import ExecResult
 
 TIMED_OUT, PLATFORM, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
+NEVER_RAN = ("not_found", "not_executable")
 OUTPUT_GONE = 128 + signal.SIGPIPE
 
 _LIMITS = {

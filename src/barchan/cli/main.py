@@ -9,17 +9,20 @@ from typing import Any
 import click
 
 from barchan.cli.exits import OUTPUT_GONE
+from barchan.cli.output import claim, settle
 from barchan.cli.session import Session, usage_error
 from barchan.errors import BarchanError, InternalError
 
 COMMANDS = {
     "up": ("barchan.cli.up", "Start the server on this host."),
-    "down": ("barchan.cli.up", "Stop the server and its sandboxes."),
+    "down": ("barchan.cli.down", "Stop the server and its sandboxes."),
     "doctor": ("barchan.cli.doctor", "What this host can do, and what to fix."),
     "env": ("barchan.cli.env", "The layers that sandboxes are made of."),
     "run": ("barchan.cli.run", "Run a command in a new sandbox."),
     "create": ("barchan.cli.sandboxes", "Make a sandbox and print its id."),
     "exec": ("barchan.cli.run", "Run a command in a sandbox."),
+    "wait": ("barchan.cli.commands", "Wait for a command to end."),
+    "kill": ("barchan.cli.commands", "Send a signal to a command."),
     "cp": ("barchan.cli.cp", "Copy files and trees to or from a sandbox."),
     "ls": ("barchan.cli.sandboxes", "List sandboxes."),
     "ps": ("barchan.cli.sandboxes", "List the processes of a sandbox."),
@@ -29,7 +32,7 @@ COMMANDS = {
 }
 """Name → module and summary, so that `--help` imports none of them."""
 
-LIKE_DOCKER_RUN = frozenset({"run", "exec"})
+LIKE_DOCKER_RUN = frozenset({"run", "exec", "wait"})
 """Their exit codes below 125 are the program's own."""
 
 
@@ -53,7 +56,9 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except BrokenPipeError as error:
             raise OutputGone from error
 
@@ -69,7 +74,10 @@ def barchan() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
-    sys.exit(invoke(sys.argv[1:] if argv is None else argv))
+    claim()
+    code = invoke(sys.argv[1:] if argv is None else argv)
+    settle()
+    sys.exit(code)
 
 
 def invoke(argv: list[str]) -> int:
@@ -93,17 +101,9 @@ def invoke(argv: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except OutputGone:
-        return _output_gone()
+        return OUTPUT_GONE  # quietly, as `head` expects of its left neighbour
     except Exception as error:  # noqa: BLE001  the edge of the program
         return _unexpected(session, error, failed)
-
-
-def _output_gone() -> int:
-    """End quietly, as `head` expects of its left neighbour, also when Python flushes what is left."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return OUTPUT_GONE
 
 
 def _unexpected(session: Session, error: Exception, code: int) -> int:

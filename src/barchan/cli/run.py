@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import click
 
 from barchan.cli.argv import ProgramCommand
 from barchan.cli.connect import Where, open_client, start, where_options
-from barchan.cli.exits import OUTPUT_GONE, ending
+from barchan.cli.exits import NEVER_RAN, ending
 from barchan.cli.request import exec_options, exec_request, sandbox_options, sandbox_spec
 from barchan.cli.session import Session, json_option
 from barchan.spec import Exec, ExecResult, SandboxSpec, node_of
@@ -84,19 +83,28 @@ async def _exec(session: Session, where: Where, id_: str, request: Exec, detach:
     with Interrupts() as interrupts:
         async with open_client(where) as client:
             sandbox = await client.get(id_)
-            if not detach:
-                return await _follow(session, sandbox, request, interrupts)
-            process = await start(sandbox, request)
-            session.emit({"exec": process.id}) if session.json else click.echo(process.id)
-            process.detach()
-            return 0
+            if detach:
+                return await _leave(session, sandbox, request)
+            return await _follow(session, sandbox, request, interrupts)
+
+
+async def _leave(session: Session, sandbox: Sandbox, request: Exec) -> int:
+    """Start a command and let it run; one that could not be started has its reason as exit code."""
+    process = await start(sandbox, request)
+    if not process.pid:  # it never ran, or has ended already, or runs and its number is not known here yet
+        result = next((info.result for info in await sandbox.execs() if info.id == process.id), None)
+        if result is not None and result.outcome in NEVER_RAN:
+            return finish(session, result, request.argv[0])
+    session.emit({"exec": process.id}) if session.json else click.echo(process.id)
+    process.detach()
+    return 0
 
 
 def _say(session: Session, event: str, aloud: bool, **details: str) -> None:
     if session.json:
         session.emit({"event": event, **details})
     elif aloud:
-        print("barchan: " + "  ".join(f"{key} {value}" for key, value in details.items()), file=sys.stderr)
+        session.note("barchan: " + "  ".join(f"{key} {value}" for key, value in details.items()))
 
 
 async def _follow(session: Session, sandbox: Sandbox, request: Exec, interrupts: Interrupts) -> int:
@@ -109,15 +117,18 @@ async def _follow(session: Session, sandbox: Sandbox, request: Exec, interrupts:
     out, err = _sinks(session)
     outputs = ((aiter(process.stdout), out), (aiter(process.stderr), err))
     result = await drive.run(outputs, Input(0) if request.stdin else None, process.stdin)
-    return OUTPUT_GONE if drive.output_gone else _finish(session, result, request.argv[0], interrupts.first)
+    if drive.output_failure is not None:
+        raise drive.output_failure
+    return finish(session, result, request.argv[0], interrupts.first)
 
 
-def _finish(session: Session, result: ExecResult, program: bytes, interrupted: int | None) -> int:
+def finish(session: Session, result: ExecResult, program: bytes, interrupted: int | None = None) -> int:
+    """Say how a command ended, as far as its output did not; returns the exit code for it."""
     code, notes, error = ending(result, program, interrupted=interrupted)
     if session.json:
         session.emit({"event": "result", "exit_code": code, "result": result})
     for note in notes if not session.json else ():
-        print(note, file=sys.stderr, flush=True)
+        session.note(note)
     if error is not None:
         session.report(error)
     return code

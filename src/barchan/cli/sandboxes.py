@@ -119,8 +119,6 @@ def stop(session: Session, sandboxes: tuple[str, ...], where: Where) -> int:
     """Stop sandboxes with everything inside. Stopping a stopped one is fine."""
     import asyncio
 
-    for sandbox in sandboxes:
-        node_of(sandbox)
     return asyncio.run(_stop_all(session, where, sandboxes))
 
 
@@ -135,6 +133,7 @@ async def _stop_all(session: Session, where: Where, sandboxes: tuple[str, ...]) 
 
 async def _stop(session: Session, client: Client, sandbox: str) -> bool:
     try:
+        node_of(sandbox)
         info = await (await client.get(sandbox)).stop()
     except BarchanError as error:
         session.report(error)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,16 +16,18 @@ import click
 
 from barchan.cli.text import plain
 from barchan.config import DEFAULT_DATA
-from barchan.errors import BarchanError, InvalidRequest
+from barchan.errors import BarchanError, FeatureMissing, FileFailure, InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
+_LOCAL_COMMAND = re.compile(r"`(barchan (?:up|down|doctor|env|ls)\b[^`]*)`")
 
 
 @dataclass
 class Session:
-    """Of one invocation: whether its output is for programs."""
+    """Of one invocation: whether its output is for programs, and the data directory if it is not the default one."""
 
     json: bool = False
+    data: Path | None = None
 
     def emit(self, value: Any) -> None:
         """One JSON document, on a line of its own."""
@@ -30,9 +36,13 @@ class Session:
 
     def report(self, error: BarchanError) -> None:
         """Show an error on stderr."""
-        line = to_json(error.body()).decode() if self.json else describe(error)
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        error.hint = addressed(error.hint, self.data)
+        self.note(to_json(error.body()).decode() if self.json else describe(error))
+
+    def note(self, line: str) -> None:
+        """A line on stderr. When that fails there is nobody to tell."""
+        with suppress(OSError, FileFailure):
+            print(line, file=sys.stderr, flush=True)
 
 
 def to_json(value: Any) -> bytes:
@@ -43,6 +53,18 @@ def to_json(value: Any) -> bytes:
 
 def describe(error: BarchanError) -> str:
     return f"error: {plain(str(error))} [{error.code}]"
+
+
+def addressed(hint: str, data: Path | None) -> str:
+    """The hint, with the commands in it for this data directory."""
+    if data is None or "--data " in hint:
+        return hint
+    return _LOCAL_COMMAND.sub(lambda found: f"`{found[1]} --data {shlex.quote(str(data))}`", hint)
+
+
+def need_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise FeatureMissing(f"{what} needs root", hint="run it as root")
 
 
 def usage_error(error: click.UsageError) -> InvalidRequest:
@@ -68,10 +90,22 @@ def json_option(command: F) -> F:
     )(command)
 
 
+# Readable only for root: whoever is not must learn that, and not that the directory is a wrong value.
+DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
+
+
+def keep_data(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Callback of every --data."""
+    if value is not None and value != DEFAULT_DATA:
+        ctx.ensure_object(Session).data = value
+    return value
+
+
 def data_option(command: F) -> F:
     return click.option(
         "--data",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=DIRECTORY,
+        callback=keep_data,
         default=DEFAULT_DATA,
         show_default=True,
         help="Data directory of the server on this host.",

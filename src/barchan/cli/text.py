@@ -30,6 +30,13 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+class Bytes(int):
+    """A number of bytes: a number for programs, with a unit for people."""
+
+    def __str__(self) -> str:
+        return size(self)
+
+
 def span(seconds: float) -> str:
     """A duration for people: `4 s`, `12 min`, `3 h`, `2 d`."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -1,28 +1,36 @@
-"""`barchan up` and `barchan down`."""
+"""`barchan up`."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from barchan.cli.session import Session, data_option, json_option, to_json
-from barchan.cli.text import plain
+from barchan.cli.session import Session, data_option, json_option, need_root, to_json
+from barchan.cli.text import Bytes, plain
 from barchan.cli.values import ADDRESS, SIZE, is_loopback
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import (
     BarchanError,
     ErrorBody,
-    FeatureMissing,
+    FileFailure,
     InvalidRequest,
     NodeUnavailable,
-    RequestTimeout,
     from_body,
 )
+
+if TYPE_CHECKING:
+    from barchan.cli.supervise import Reporter
+
+
+def _absolute(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Relative to where we were called: the server's directory is `/`."""
+    return value and Path(os.path.abspath(value))
+
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -32,10 +40,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @data_option
 @click.option("--name", help="Name of this node, part of every sandbox id.  [default: the host's]")
 @click.option("--listen", type=ADDRESS, metavar="HOST:PORT", help="Serve the API on TCP too.")
-@click.option("--tls-cert", type=_FILE, help="Certificate chain for --listen, PEM.")
-@click.option("--tls-key", type=_FILE, help="Its private key, PEM.")
+@click.option("--tls-cert", type=_FILE, callback=_absolute, help="Certificate chain for --listen, PEM.")
+@click.option("--tls-key", type=_FILE, callback=_absolute, help="Its private key, PEM.")
 @click.option("--insecure", is_flag=True, help="Allow --listen without TLS beyond loopback.")
-@click.option("--scratch-bytes", type=SIZE, default=0, help="Size of the scratch volume, e.g. 20g.")
+@click.option("--scratch-bytes", type=SIZE, help="Size of the scratch volume when it is made, e.g. 20g.")
 @click.option("--max-sandboxes", type=click.IntRange(1, 60000), default=1000, show_default=True)
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
@@ -47,9 +55,12 @@ def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     """
     from barchan.cli.datadir import locked, prepare
 
-    _need_root("barchan up")
+    need_root("barchan up")
     layout = Layout(Path(os.path.abspath(data)))
     check_listen(options["listen"], options["tls_cert"], options["tls_key"], options["insecure"])
+    if options["tls_cert"] is not None:
+        check_tls(options["tls_cert"], options["tls_key"])
+    check_scratch(options["scratch_bytes"])
     prepare(layout)
     with locked(layout):
         if detach:
@@ -74,9 +85,22 @@ def check_listen(listen: tuple[str, int] | None, cert: Path | None, key: Path | 
         )
 
 
-def _need_root(what: str) -> None:
-    if os.geteuid() != 0:
-        raise FeatureMissing(f"{what} needs root", hint="run it as root")
+def check_tls(cert: Path, key: Path) -> None:
+    """Here the answer can name the files; the server would only say that something in one of them is wrong."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except OSError as error:
+        hint = "PEM, and the key without a passphrase"
+        raise InvalidRequest(f"tls: cannot use {cert} with {key}: {error}", field="tls_cert", hint=hint) from error
+
+
+def check_scratch(size: int | None) -> None:
+    from barchan.kernel.scratch import SMALLEST
+
+    if size is not None and size < SMALLEST:
+        raise InvalidRequest(f"scratch_bytes: too small, at least {SMALLEST >> 20} MiB", field="scratch_bytes")
 
 
 def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int | None) -> None:
@@ -88,7 +112,8 @@ def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int 
     from barchan.cli.supervise import Supervisor, end_leftovers
 
     before = read_record(layout)
-    report = reporter(session)
+    report = _lasting(reporter(session))
+    volume = volume_size(layout)
     for name in end_leftovers(before):
         report("ended", {"service": name, "how": "left by a killed supervisor"})
     name = node_name(options["name"], before)
@@ -99,6 +124,7 @@ def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int 
     def announce() -> None:
         details = ready_details(layout, supervisor.url)
         report("ready", details)
+        _report_scratch(report, layout, volume, options["scratch_bytes"])
         if tell is not None:
             os.write(tell, to_json({"ready": details}))
             os.close(tell)
@@ -108,13 +134,29 @@ def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int 
 
 
 def _api_config(layout: Layout, options: dict[str, Any]) -> ApiConfig:
-    cert, key = (path and Path(os.path.abspath(path)) for path in (options["tls_cert"], options["tls_key"]))
-    return ApiConfig(layout=layout, listen=options["listen"], insecure=options["insecure"], tls_cert=cert, tls_key=key)
+    return ApiConfig(layout=layout, **{key: options[key] for key in ("listen", "insecure", "tls_cert", "tls_key")})
 
 
 def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConfig:
-    fields = {key: options[key] for key in ("kernel", "max_sandboxes", "scratch_bytes")}
-    return NodeConfig(layout=layout, name=name, **fields)
+    fields = {key: options[key] for key in ("kernel", "max_sandboxes")}
+    return NodeConfig(layout=layout, name=name, scratch_bytes=options["scratch_bytes"] or 0, **fields)
+
+
+def volume_size(layout: Layout) -> int | None:
+    """Bytes of the scratch volume, if there is one."""
+    try:
+        return layout.scratch_image.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _report_scratch(report: Reporter, layout: Layout, before: int | None, asked: int | None) -> None:
+    """Disk space that was taken, or an option that had no effect."""
+    now, at = volume_size(layout), str(layout.scratch_image)
+    if before is None and now is not None:
+        report("scratch", {"allocated": Bytes(now), "at": at})
+    elif before is not None and asked not in (None, before):
+        report("scratch", {"kept": Bytes(before), "at": at, "note": "an existing volume keeps its size"})
 
 
 def ready_details(layout: Layout, url: str) -> dict[str, str]:
@@ -122,7 +164,7 @@ def ready_details(layout: Layout, url: str) -> dict[str, str]:
     return details | ({"listen": url} if url else {})
 
 
-def reporter(session: Session) -> Any:
+def reporter(session: Session) -> Reporter:
     """Events as they happen: JSON lines on stdout, or text, of which only `ready` goes to stdout."""
 
     def report(event: str, details: dict[str, Any]) -> None:
@@ -135,18 +177,32 @@ def reporter(session: Session) -> Any:
     return report
 
 
+def _lasting(report: Reporter) -> Reporter:
+    """A server does not end because its messages cannot be written."""
+
+    def lasting(event: str, details: dict[str, Any]) -> None:
+        with suppress(OSError, FileFailure):
+            report(event, details)
+
+    return lasting
+
+
 def _in_background(session: Session, layout: Layout, options: dict[str, Any]) -> None:
-    from barchan.cli.daemon import in_background, last_lines
+    from barchan.cli.daemon import end_of, in_background, last_lines, put_aside
     from barchan.cli.datadir import log_path
 
-    log = log_path(layout)
+    log, volume = log_path(layout), volume_size(layout)
+    put_aside(log)
+    began = end_of(log)
     told = _decode(in_background(log, lambda tell: _serve_detached(layout, options, tell)))
     if "ready" in told:
-        reporter(session)("ready", {**told["ready"], "log": str(log)})
+        report = reporter(session)
+        report("ready", {**told["ready"], "log": str(log)})
+        _report_scratch(report, layout, volume, options["scratch_bytes"])
         return
     if not session.json:
-        for line in last_lines(log):
-            print(f"  {plain(line)}", file=sys.stderr)
+        for line in last_lines(log, began):
+            session.note(f"  {plain(line)}")
     raise _told_error(told, log)
 
 
@@ -181,28 +237,3 @@ def _told_error(told: dict[str, Any], log: Path) -> BarchanError:
     if error.hint == WHY_HINT:
         error.hint = f"see {log}"
     return error
-
-
-@click.command()
-@data_option
-@click.option("--keep-sandboxes", is_flag=True, help="Leave them running for the next `up`.")
-@click.option("--timeout", type=click.FloatRange(1), default=120.0, show_default=True, help="Seconds for each step.")
-@json_option
-@click.pass_obj
-def down(session: Session, data: Path, keep_sandboxes: bool, timeout: float) -> None:
-    """Stop the server, its sandboxes, and remove all they hold on this host: mounts, loop devices, cgroups."""
-    import asyncio
-
-    from barchan.cli.datadir import locked, read_record
-    from barchan.cli.processes import end
-    from barchan.cli.supervise import take_down
-
-    _need_root("barchan down")
-    layout = Layout(Path(os.path.abspath(data)))
-    if not layout.run.is_dir():
-        raise InvalidRequest(f"data: nothing was ever started in {layout.data}", field="data")
-    record = read_record(layout)
-    if record and record.supervisor and not end(record.supervisor, signal.SIGTERM, timeout):
-        raise RequestTimeout(f"`barchan up` did not end within {timeout:g} s", hint=f"pid {record.supervisor.pid}")
-    with locked(layout, wait=timeout):
-        asyncio.run(take_down(layout, keep_sandboxes=keep_sandboxes, timeout=timeout, report=reporter(session)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import signal
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +61,25 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_signal(text: str) -> int:
+    """`TERM`, `SIGTERM` or `15`."""
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= 64:
+        return int(text)
+    name = text.upper()
+    try:
+        return int(signal.Signals[name if name.startswith("SIG") else f"SIG{name}"])
+    except KeyError as error:
+        raise InvalidRequest(f"{text!r} is not a signal", hint="use for example TERM or 15") from error
+
+
 def parse_pairs(items: Iterable[str], field: str) -> dict[str, str]:
     """`K=V` items to a mapping; the last one of a key counts."""
     pairs = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not key or not equals:
-            raise InvalidRequest(f"{field}: expected KEY=VALUE", field=field, hint="the part before '=' is not empty")
+            got = "" if field == "secrets" else f", got {item!r}"
+            raise InvalidRequest(f"{field}: expected KEY=VALUE{got}", field=field)
         pairs[key] = value
     return pairs
 
@@ -89,4 +102,5 @@ class Parsed(_Type):
 
 SIZE = Parsed("size", parse_size)
 SECONDS = Parsed("seconds", parse_seconds)
+SIGNAL = Parsed("signal", parse_signal)
 ADDRESS = Parsed("host:port", parse_address)
