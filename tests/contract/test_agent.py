@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from barchan import errors
@@ -373,3 +374,31 @@ async def test_the_key_of_a_stopped_sandbox_is_no_success(caller: Caller) -> Non
     await caller.ask(m.StopSandbox(sandbox=info.id))
     with pytest.raises(errors.SandboxStopped, match="this key"):
         await caller.create(key="k")
+
+
+async def test_a_burst_is_admitted_only_as_far_as_there_is_room(tmp_path: Path, world: FakeWorld) -> None:
+    config = msgspec.structs.replace(config_for(tmp_path / "data"), max_sandboxes=3)
+    async with agent_on(config, FakeBackend(world)) as agent:
+        caller = Caller(agent)
+        made = await asyncio.gather(*(caller.create() for _ in range(10)), return_exceptions=True)
+        assert sum(isinstance(one, SandboxInfo) for one in made) == len(world.guests) == 3
+        assert all(isinstance(one, SandboxInfo | errors.AdmissionRefused) for one in made)
+
+
+async def test_a_removal_that_failed_is_tried_again(
+    caller: Caller, agent: Agent, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = await caller.create()
+    backend = backend_of(agent)
+    destroy = backend.destroy
+
+    async def busy(id: str) -> None:
+        monkeypatch.setattr(backend, "destroy", destroy)
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(backend, "destroy", busy)
+    with pytest.raises(errors.InternalError, match="busy"):
+        await caller.ask(m.StopSandbox(sandbox=info.id))
+    assert (await state_of(caller, info.id)).state == "stopping" and world.guests
+    await caller.ask(m.StopSandbox(sandbox=info.id))
+    assert (await state_of(caller, info.id)).state == "stopped" and not world.guests

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from barchan.errors import InternalError, InvalidRequest, LogCorrupt, NodeStorageFull
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import HEAD_SIZE, Kind, Output, Position, Record, Stopped
+from tests.disks import small_disk
 
 BIG = 1 << 30
 
@@ -248,17 +248,8 @@ def test_a_segment_with_a_live_sandbox_stays(place: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "small", "1m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half(small: Path) -> None:

@@ -30,7 +30,8 @@ STATES: tuple[SandboxState, ...] = get_args(SandboxState)
         ("failing", "cleaned", "failed", "tell_ended"),
         ("stopping", "agent_restarted", "stopping", "remove"),
         ("stopping", "cleaned", "stopped", "tell_ended"),
-        ("stopping", "stop", "stopping", "none"),
+        ("stopping", "stop", "stopping", "remove"),
+        ("failing", "stop", "failing", "remove"),
         ("stopped", "stop", "stopped", "none"),
     ],
 )

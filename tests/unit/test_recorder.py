@@ -31,6 +31,7 @@ from barchan.spec import EnvironmentRef, Exec, ExecId, ExecResult, SandboxSpec
 from barchan.trajectory.index import Index
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import Event, Kind, Output, Record
+from tests.disks import small_disk
 
 SPEC = SandboxSpec(environment=EnvironmentRef(base="debian"), secrets={"TOKEN": "hunter2-spec"})
 RUN = Exec(argv=(b"ls",), secrets={b"TOKEN": b"hunter2-exec"})
@@ -364,17 +365,8 @@ async def test_a_cancelled_caller_frees_its_share_and_its_record_stays(recorder:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "small", "2m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 async def test_a_full_disk_fails_exactly_those_that_do_not_fit(small: Path) -> None:

@@ -20,6 +20,7 @@ from barchan.errors import Conflict, InternalError, NodeStorageFull, SandboxNotF
 from barchan.node import registry as registry_module
 from barchan.node.registry import Claim, Registry
 from barchan.spec import EnvironmentRef, SandboxSpec
+from tests.disks import small_disk
 
 SPEC = SandboxSpec(environment=EnvironmentRef(base="debian"), labels={"a": "b"}, secrets={"TOKEN": "hunter2"})
 ROOT = Path(__file__).parents[2]
@@ -191,17 +192,8 @@ async def test_a_newer_schema_and_a_damaged_file_are_refused(tmp_path: Path) -> 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "small", "1m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 async def test_a_full_disk_is_named_and_memory_agrees_with_the_file(small: Path) -> None:

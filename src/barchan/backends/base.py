@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from barchan.spec import BackendName, LimitName, SandboxSpec
+from barchan.spec import BackendName, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 
@@ -99,10 +99,3 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Let go of everything; sandboxes go on running."""
-
-
-LIMIT_TEXT: dict[LimitName, str] = {
-    "oom": "it ran out of its memory limit",
-    "pids": "it ran into its limit of processes",
-    "disk_full": "it ran into its disk limit",
-}

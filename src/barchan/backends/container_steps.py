@@ -55,11 +55,6 @@ class Draft:
                 os.close(fd)
         self.tree_fd, self.layer_fds = -1, []
 
-    def fds(self) -> list[int]:
-        """In the order of native/spawn.h."""
-        assert self.group is not None and self.listener is not None
-        return [self.listener.fileno(), self.tree_fd, self.group.dir_fd, *self.group.tasks_fds, *self.layer_fds]
-
 
 class HostIds:
     name = "ids"

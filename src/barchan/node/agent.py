@@ -56,25 +56,25 @@ class Agent:
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._admitted: list[Limits] = []
+        """Of creates on their way into the registry."""
 
     # --- verbs
 
     async def create(self, request: m.CreateSandbox) -> SandboxInfo:
         """Make a sandbox, or answer with the one that this key made. Returns when it answers."""
         spec = check_spec(request.spec)
-        known = self.registry.by_key(request.key)
-        if known is None:
+        if self.registry.by_key(request.key) is None:
             await self._backend(spec.backend).check(spec)
-            self._admit(spec.limits)
-        now = time.time()
-        id = new_id(self.config.name)
-        claim = await self.registry.claim(
-            id,
-            spec,
-            create_key=request.key,
-            created=now,
-            expires=now + spec.lifetime,
-        )
+            admit(self._room(), spec.limits)
+        self._admitted.append(spec.limits)
+        try:
+            now = time.time()
+            claim = await self.registry.claim(
+                new_id(self.config.name), spec, create_key=request.key, created=now, expires=now + spec.lifetime
+            )
+        finally:
+            self._admitted.remove(spec.limits)
         row = claim.row
         if claim.fresh:
             self._creating[row.id] = self.spawn(self._make(row, spec))
@@ -243,9 +243,9 @@ class Agent:
             kind = SandboxUnavailable if step.state == "failing" else SandboxStopped
             error = kind(f"sandbox {row.id}: {reason}")
             sandbox = self._forget(row.id, error)
-            await self._backend(row.spec.backend).destroy(row.id)
             if sandbox is not None:
                 await sandbox.give_up_all(error)
+            await self._backend(row.spec.backend).destroy(row.id)
             await self.recorder.stop(row.id, reason)
             await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
             self.recorder.forget(row.id)
@@ -287,21 +287,18 @@ class Agent:
             )
         return backend
 
-    def _admit(self, limits: Limits) -> None:
-        admit(self._room(), limits)
-
     def _room(self) -> Room:
-        live = self.registry.live()
+        promised = [row.spec.limits for row in self.registry.live()] + self._admitted
         memory = processes.memory()
         space = next(iter(self.backends.values())).space()
         return Room(
-            sandboxes=len(live),
+            sandboxes=len(promised),
             most_sandboxes=self.config.max_sandboxes,
             memory=int(memory.total * self.config.memory_share * self.config.memory_overcommit),
-            memory_promised=sum(row.spec.limits.memory for row in live),
+            memory_promised=sum(limits.memory for limits in promised),
             memory_available=memory.available,
             disk=int(space.size * self.config.disk_overcommit),
-            disk_promised=sum(row.spec.limits.disk for row in live),
+            disk_promised=sum(limits.disk for limits in promised),
             disk_size=space.size,
             disk_free=space.free,
             pids_free=processes.pids_free(),

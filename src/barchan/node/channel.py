@@ -68,10 +68,6 @@ class GuestChannel(asyncio.Protocol):
         except TimeoutError as error:
             raise SandboxUnavailable("the guest does not answer", phase="greet") from error
 
-    @property
-    def open(self) -> bool:
-        return self._transport is not None
-
     def send(self, data: bytes) -> None:
         """Frames for the guest. Dropped when the connection is gone; `on_lost` has said so.
 

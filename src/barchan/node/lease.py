@@ -26,6 +26,8 @@ async def watch(agent: Agent) -> None:
         await asyncio.sleep(agent.config.sweep_seconds)
         now = time.time()
         for row in agent.registry.live():
+            if row.state in ("stopping", "failing"):
+                agent.spawn(agent.stop(row.id, row.reason))  # joins a removal under way, tries again one that failed
             sandbox = agent.sandboxes.get(row.id)
             if sandbox is None:
                 continue

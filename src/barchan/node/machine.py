@@ -5,7 +5,8 @@
         ├──failed, lost───┴──lost──▶ failing ──cleaned──▶ failed
         └──stop──▶ stopping
 
-While `stopping` or `failing` everything of it is being removed; only then are its host ids free for another.
+While `stopping` or `failing` everything of it is being removed; only then are its host ids free for another. A stop
+in these states means that a removal failed, and tries it again.
 Every state change is durable before anybody is told. Events that a state does not know change nothing: stopping twice,
 losing what is being stopped.
 """
@@ -36,8 +37,10 @@ _TABLE: dict[tuple[SandboxState, Event], Step] = {
     ("ready", "expired"): Step("stopping", "remove"),
     ("ready", "lost"): Step("failing", "remove"),
     ("ready", "agent_restarted"): Step("ready", "adopt"),
+    ("stopping", "stop"): Step("stopping", "remove"),
     ("stopping", "agent_restarted"): Step("stopping", "remove"),
     ("stopping", "cleaned"): Step("stopped", "tell_ended"),
+    ("failing", "stop"): Step("failing", "remove"),
     ("failing", "agent_restarted"): Step("failing", "remove"),
     ("failing", "cleaned"): Step("failed", "tell_ended"),
 }
