@@ -118,14 +118,18 @@ class Unsteady:
         self.expected: dict[int, tuple[bytes, bytes]] = {}
         self.input: dict[int, bytes] = {}
         self.fed: dict[int, int] = {}
+        self.programs: dict[int, bytes] = {}
         self.credit: dict[tuple[int, int], int] = {}
         self.link = self.dial()
 
     def dial(self) -> Link:
         link = Link(self.guest.path, acks=False, credit=0, results=self.results)
         self.credit.clear()
-        for known in link.hello().ops:
-            self.fed[known.id] = known.taken
+        known = {op.id: op for op in link.hello().ops}
+        for op in self.results:
+            self.fed[op] = known[op].taken if op in known else 0
+            if op not in known:  # the old connection ended before the guest had read so far: never seen, safe to send
+                link.start(op, OpKind.EXEC, self.programs[op])
         return link
 
     def start(self) -> None:
@@ -135,11 +139,12 @@ class Unsteady:
             numbers = b"".join(b"%d\n" % number for number in range(1, count + 1))
             script = f"seq 1 {count} & seq 1 {count // 3} >&2; wait"
             self.expected[op] = (numbers, b"".join(b"%d\n" % number for number in range(1, count // 3 + 1)))
-            self.link.start(op, OpKind.EXEC, exec_parts("sh", "-c", script))
+            self.programs[op] = exec_parts("sh", "-c", script)
         else:
             data = self.dice.randbytes(self.dice.randrange(1_500_000))
             self.expected[op], self.input[op], self.fed[op] = (data, b""), data, 0
-            self.link.start(op, OpKind.EXEC, exec_parts("cat", flags=ExecFlag.STDIN))
+            self.programs[op] = exec_parts("cat", flags=ExecFlag.STDIN)
+        self.link.start(op, OpKind.EXEC, self.programs[op])
 
     def grant(self, op: int, most: int) -> None:
         for stream in (1, 2):
