@@ -21,6 +21,7 @@ enum frame_type {
     F_FORGET = 0x08,
     F_PING = 0x09,
     F_CANCEL = 0x0a,
+    F_RESIZE = 0x0b,
     F_WELCOME = 0x11,
     F_STARTED = 0x12,
     F_DONE = 0x16,
@@ -42,9 +43,10 @@ enum op_kind {
     OP_GET_TREE = 9,
     OP_PUT_TREE = 10,
     OP_PROCESSES = 11,
+    OP_RUN = 12,
 };
 
-enum exec_flag { EXEC_STDIN = 1, EXEC_MERGE = 2, EXEC_KEEP_BACKGROUND = 4 };
+enum exec_flag { EXEC_STDIN = 1, EXEC_MERGE = 2, EXEC_KEEP_BACKGROUND = 4, EXEC_TTY = 8, EXEC_SHELL = 16 };
 
 enum outcome {
     OUT_EXITED = 0,

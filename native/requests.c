@@ -38,6 +38,9 @@ static void get_exec(struct reader *r, struct request *out) {
     out->grace_ms = get_u32(r);
     out->output_limit = get_u64(r);
     out->nofile = get_u32(r);
+    uint32_t size = get_u32(r);
+    out->rows = (uint16_t)size;
+    out->columns = (uint16_t)(size >> 16);
     get_path(r, out->path);
     out->argv = get_strings(r, &out->argc);
     out->env = get_strings(r, &out->envc);

@@ -21,6 +21,7 @@ struct request {
     char to[PATH_LIMIT];
     uint32_t flags;
     uint32_t timeout_ms, grace_ms, nofile;
+    uint16_t rows, columns; /* of a terminal */
     uint64_t output_limit;
     char **argv, **env;
     uint32_t argc, envc;

@@ -85,6 +85,7 @@ static size_t exec_request(uint8_t *into, size_t room, const char *env) {
     put_u32(&w, 10);
     put_u64(&w, 1u << 20);
     put_u32(&w, 64);
+    put_u32(&w, 24u | 80u << 16);
     put_text(&w, "work");
     put_u32(&w, 2);
     put_text(&w, "sh");
@@ -109,7 +110,7 @@ static void test_exec_request(void) {
     CHECK(accepts(OP_EXEC, data, size, &r));
     CHECK(!strcmp(r.user, "bob:wheel") && !strcmp(r.path, "/work") && r.argc == 2 && r.envc == 1);
     CHECK(!strcmp(r.argv[0], "sh") && !*r.argv[1] && !r.argv[2] && !strcmp(r.env[0], "A=b=c") && !r.env[1]);
-    CHECK(r.timeout_ms == 1000 && r.grace_ms == 10 && r.output_limit == 1u << 20 && r.nofile == 64);
+    CHECK(r.timeout_ms == 1000 && r.grace_ms == 10 && r.output_limit == 1u << 20 && r.nofile == 64 && r.rows == 24 && r.columns == 80);
     request_release(&r);
     for (size_t n = 0; n < size; n++)
         CHECK(!accepts(OP_EXEC, data, n, &r));

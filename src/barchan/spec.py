@@ -107,6 +107,13 @@ class SandboxInfo(_Value, frozen=True, kw_only=True):
     """Why it stopped or failed."""
 
 
+class Terminal(_Value, frozen=True, kw_only=True):
+    """The size of a pseudo-terminal, in characters."""
+
+    rows: int = 24
+    columns: int = 80
+
+
 class Exec(_Value, frozen=True, kw_only=True):
     """One command to run. `argv`, `cwd` and `env` are bytes: no shell, no quoting, any byte but NUL."""
 
@@ -126,6 +133,13 @@ class Exec(_Value, frozen=True, kw_only=True):
     merge_stderr: bool = False
     keep_background: bool = False
     """Wait for end-of-file on the output even after the main process ended."""
+    tty: Terminal | None = None
+    """Run it on a terminal of its own: input and output are the terminal's, all output is stdout."""
+    opens_shell: bool = False
+    """The program is a shell that takes command lines one at a time, each an `Exec` with `shell`; it keeps directory,
+    variables and functions between them. `argv` may be empty: bash where there is one, else sh."""
+    shell: ExecId | None = None
+    """Run `argv[0]` as a command line in this open shell. `cwd`, `env`, `user` and `stdin` are then the shell's own."""
 
 
 Outcome = Literal[
@@ -284,8 +298,10 @@ MOST_ARGUMENT_BYTES = 960 * KIB
 
 def check_exec(request: Exec) -> Exec:
     """Refuse what the types let through. Returns the same value."""
-    if not request.argv:
+    if not request.argv and not request.opens_shell:
         raise InvalidRequest("argv: empty", field="argv")
+    _check_terminal(request)
+    _check_shell(request)
     _check_argument_bytes(request)
     for item in request.argv:
         _no_nul(item, "argv")
@@ -303,6 +319,41 @@ def check_exec(request: Exec) -> Exec:
     if not 0 <= request.output_limit < (1 << 48):
         raise InvalidRequest("output_limit: out of range", field="output_limit")
     return request
+
+
+def check_terminal(size: Terminal) -> Terminal:
+    for field, value in (("tty.rows", size.rows), ("tty.columns", size.columns)):
+        if not 1 <= value <= 0xFFFF:
+            raise InvalidRequest(f"{field}: {value} is out of range", field=field, hint="1 to 65535")
+    return size
+
+
+def _check_terminal(request: Exec) -> None:
+    if request.tty is None:
+        return
+    check_terminal(request.tty)
+    if request.opens_shell or request.shell is not None:
+        raise InvalidRequest("tty: not with a shell session", field="tty", hint="run the shell itself on a terminal")
+
+
+def _check_shell(request: Exec) -> None:
+    if request.shell is None:
+        return
+    if len(request.argv) != 1:
+        raise InvalidRequest("argv: a command in a shell is one line", field="argv")
+    taken = {
+        "cwd": request.cwd,
+        "env": request.env,
+        "secrets": request.secrets,
+        "user": request.user,
+        "stdin": request.stdin,
+        "merge_stderr": request.merge_stderr,
+        "keep_background": request.keep_background,
+        "opens_shell": request.opens_shell,
+    }
+    for field, value in taken.items():
+        if value:
+            raise InvalidRequest(f"{field}: belongs to the shell, not to a command in it", field=field)
 
 
 def _check_argument_bytes(request: Exec) -> None:

@@ -37,7 +37,7 @@ from barchan.wire.frames import (
 from barchan.wire.guest import INPUT_WINDOW, Cursor, GuestOutcome, OpKind, Refusal, blob
 from barchan.wire.messages import EnvironmentInfo
 
-_EXEC_HEAD = struct.Struct("<IIIQI")
+_EXEC_HEAD = struct.Struct("<IIIQIHH")
 
 
 class _Stream:

@@ -46,6 +46,7 @@ class FrameType(IntEnum):
     FORGET = 0x08
     PING = 0x09
     CANCEL = 0x0A
+    RESIZE = 0x0B
     WELCOME = 0x11
     STARTED = 0x12
     DONE = 0x16

@@ -39,12 +39,15 @@ class OpKind(IntEnum):
     GET_TREE = 9
     PUT_TREE = 10
     PROCESSES = 11
+    RUN = 12
 
 
 class ExecFlag(IntEnum):
     STDIN = 1
     MERGE = 2
     KEEP_BACKGROUND = 4
+    TTY = 8
+    SHELL = 16
 
 
 class GuestOutcome(IntEnum):
@@ -178,9 +181,20 @@ def exec_parts(
     cwd: bytes,
     argv: tuple[bytes, ...],
     env: list[bytes],
+    rows: int = 0,
+    columns: int = 0,
 ) -> bytes:
-    head = struct.pack("<IIIQI", flags, timeout_ms, grace_ms, output_limit, nofile)
+    head = struct.pack("<IIIQIHH", flags, timeout_ms, grace_ms, output_limit, nofile, rows, columns)
     return head + blob(cwd) + blobs(argv) + blobs(env)
+
+
+def run_parts(*, shell: int, timeout_ms: int, grace_ms: int, output_limit: int, command: bytes) -> bytes:
+    """A command line for the shell session that operation `shell` opened."""
+    return struct.pack("<QIIQ", shell, timeout_ms, grace_ms, output_limit) + blob(command)
+
+
+def resize(op: int, rows: int, columns: int) -> bytes:
+    return encode(FrameType.RESIZE, op, struct.pack("<HH", rows, columns))
 
 
 def signal(op: int, number: int, everyone: bool) -> bytes:

@@ -21,6 +21,7 @@ from barchan.spec import (
     ProcessInfo,
     SandboxInfo,
     SandboxSpec,
+    Terminal,
 )
 
 T = TypeVar("T")
@@ -164,6 +165,14 @@ class CancelExec(OfSandbox, frozen=True, kw_only=True):
 
     op = "exec.cancel"
     id: str
+
+
+class ResizeExec(OfSandbox, frozen=True, kw_only=True):
+    """Give a command's terminal another size; its foreground programs get SIGWINCH."""
+
+    op = "exec.resize"
+    id: str
+    size: Terminal
 
 
 class ListExecs(OfSandbox, frozen=True, kw_only=True):
@@ -330,6 +339,7 @@ __all__ = [
     "RenameFile",
     "RenewSandbox",
     "Request",
+    "ResizeExec",
     "SignalExec",
     "StartExec",
     "StatFile",
