@@ -348,11 +348,11 @@ async def test_room_waits_while_much_is_pending(recorder: Recorder) -> None:
     await recorder.begin_exec("s", "e", RUN)
     piece = bytes(1 << 20)
     outputs = [recorder.output("s", "e", 1, at << 20, piece) for at in range(80)]
-    assert recorder._writer.pending > 64 << 20
+    assert recorder._journal.pending > 64 << 20
     await asyncio.wait_for(recorder.room(), 60)
-    assert recorder._writer.pending < 64 << 20
+    assert recorder._journal.pending < 64 << 20
     assert await outputs[-1] == 80 << 20
-    assert recorder._writer.pending == 0
+    assert recorder._journal.pending == 0
 
 
 async def test_a_cancelled_caller_frees_its_share_and_its_record_stays(recorder: Recorder) -> None:
@@ -360,7 +360,7 @@ async def test_a_cancelled_caller_frees_its_share_and_its_record_stays(recorder:
     await asyncio.sleep(0)
     task.cancel()
     assert await recorder.event("s", "y") == 3
-    assert recorder._writer.pending == 0
+    assert recorder._journal.pending == 0
 
 
 @pytest.fixture

@@ -16,8 +16,12 @@ from barchan.wire.frames import Frame, FrameReader, FrameType, coalesce, encode
 
 FrameSink = Callable[[Frame], None]
 GREETING_SECONDS = 10.0
+LATER_SECONDS = 0.02
+"""How long what nobody waits for may gather before it is sent."""
 MOST_EARLY = 16384
 """Without credit the guest can tell three ends of each of its operations, and their input credit."""
+MOST_EARLY_BYTES = 32 << 20
+"""Of all their payloads. The largest end of an operation takes 16 KiB."""
 _FOR_OPERATIONS = frozenset(
     (FrameType.STARTED, FrameType.DATA, FrameType.EOF, FrameType.CREDIT, FrameType.DONE, FrameType.REFUSED)
 )
@@ -32,9 +36,13 @@ class GuestChannel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._sinks: dict[int, FrameSink] = {}
         self._early: list[Frame] | None = []
+        self.early_bytes = 0
+        """Kept until `deliver`."""
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         self._unsent: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
         self._fault: Exception | None = None
         self.greeted: asyncio.Future[guest.Welcome] = asyncio.get_running_loop().create_future()
 
@@ -73,11 +81,22 @@ class GuestChannel(asyncio.Protocol):
 
         What one turn of the loop sends leaves in one write: a write is a system call at once.
         """
-        if not self._unsent:
+        if not self._soon:
+            self._soon = True
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(data)
 
+    def send_later(self, data: bytes) -> None:
+        """As `send`, but in good time: what only frees memory of the guest need not wake it."""
+        if not self._soon and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self._flush)
+        self._unsent.append(data)
+
     def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._soon = False
         unsent, self._unsent = self._unsent, []
         if self._transport is not None:
             self._transport.write(b"".join(unsent))
@@ -98,7 +117,7 @@ class GuestChannel(asyncio.Protocol):
     def release(self, op: int) -> None:
         """The result is recorded: the guest may drop the operation."""
         if self._sinks.pop(op, None) is not None:
-            self.send_frame(FrameType.FORGET, op)
+            self.send_later(encode(FrameType.FORGET, op))
 
     async def ping(self, seconds: float) -> None:
         """Raises `SandboxUnavailable` when the guest does not answer in time."""
@@ -135,10 +154,11 @@ class GuestChannel(asyncio.Protocol):
             sink = self._sinks.get(frame.id)
             if sink is not None:
                 sink(frame)
-        elif len(self._early) < MOST_EARLY:
-            self._early.append(frame)
-        else:
+            return
+        self.early_bytes += len(frame.payload)
+        if len(self._early) >= MOST_EARLY or self.early_bytes > MOST_EARLY_BYTES:
             raise ProtocolError("the guest goes on without credit")
+        self._early.append(frame)
 
     def _welcome(self, frame: Frame) -> None:
         if self.greeted.done():

@@ -17,7 +17,7 @@ from typing import Protocol
 from barchan.errors import BarchanError, InternalError, ProtocolError
 from barchan.node.channel import GuestChannel
 from barchan.node.recorder import Recorder
-from barchan.spec import ExecResult
+from barchan.spec import ExecResult, Terminal
 from barchan.trajectory.index import ExecState
 from barchan.wire import guest
 from barchan.wire.frames import (
@@ -30,6 +30,7 @@ from barchan.wire.frames import (
     decode_data,
     decode_eof,
     decode_u64,
+    encode,
     encode_credit,
     encode_data,
     encode_eof,
@@ -72,6 +73,14 @@ class Reader:
             self.caller.send_eof(self.stream, total, dropped)
 
 
+ACK_BYTES = 128 << 10
+"""Recorded output of which the guest hears at once, because it may wait for room; of less in good time."""
+
+
+END_SECONDS = 0.005
+"""How long the end of an output waits for the end of the command."""
+
+
 class Output:
     """One output stream of the command."""
 
@@ -80,6 +89,7 @@ class Output:
         self.received = recorded
         """Bytes that came from the guest."""
         self.recorded = recorded
+        self.acknowledged = recorded
         self.granted = 0
         self.readers: list[Reader] = []
         self.eof: tuple[int, int] | None = None
@@ -122,9 +132,12 @@ class Execution:
         self.user = ""
         self.cwd = ""
         """What was asked for, for errors that name it."""
+        self.takes_input = True
         self.held = False
         """It was cancelled because it did not start."""
         self.input = Input()
+        self._size: Terminal | None = None
+        """What its terminal was set to last."""
         self._recorder = recorder
         self._conclude = conclude
         self._channel: GuestChannel | None = None
@@ -163,6 +176,8 @@ class Execution:
         self._on_input_credit(op.taken + guest.INPUT_WINDOW)
         self._on_started(op.pid)
         self.bind(channel)
+        if self._size is not None:
+            channel.send(guest.resize(self.seq, self._size.rows, self._size.columns))
         if self.input.resending is not None:
             self.input.resending.cancel()
             self.input.resending = None
@@ -175,7 +190,7 @@ class Execution:
         channel.listen(self.seq, self.on_guest)
         for output in self.outputs.values():
             output.granted = 0
-            output.received = output.recorded
+            output.received = output.acknowledged = output.recorded
             if output.recorded:
                 channel.send_frame(FrameType.ACK, self.seq, U64.pack(output.recorded), output.stream)
             self._grant(output)
@@ -223,11 +238,20 @@ class Execution:
 
     async def _record(self, output: Output, offset: int, data: bytes) -> None:
         output.recorded = await self._recorder.output(self.sandbox, self.id, output.stream, offset, data)
-        if self._channel is not None:
-            self._channel.send_frame(FrameType.ACK, self.seq, U64.pack(output.recorded), output.stream)
+        self._acknowledge(output)
         for reader in output.readers:
             self._catch_up(output, reader)
         self._grant(output)
+
+    def _acknowledge(self, output: Output) -> None:
+        if self._channel is None:
+            return
+        ack = encode(FrameType.ACK, self.seq, U64.pack(output.recorded), output.stream)
+        if output.recorded - output.acknowledged >= ACK_BYTES:
+            self._channel.send(ack)
+        else:
+            self._channel.send_later(ack)
+        output.acknowledged = output.recorded
 
     def _on_eof(self, frame: Frame) -> None:
         output = self._output(frame.stream)
@@ -235,8 +259,18 @@ class Execution:
         if total - dropped != output.received:
             raise ProtocolError("the guest ended a stream at the wrong place")
         output.eof = (total, dropped)
-        for reader in output.readers:
-            self._finish(output, reader)
+        # Ends of output mostly come just before the end of the command, and then travel with its result.
+        asyncio.get_running_loop().call_later(END_SECONDS, self._tell_ends)
+
+    def _tell_ends(self) -> None:
+        if self._ending is None:
+            self.tell_ends()
+
+    def tell_ends(self) -> None:
+        """End the outputs of callers that have all of them."""
+        for output in self.outputs.values():
+            for reader in output.readers:
+                self._finish(output, reader)
 
     def _on_done(self, done: guest.Done) -> None:
         if self._ending is None:
@@ -291,7 +325,8 @@ class Execution:
             output.readers.append(reader)
             self._finish(output, reader)
         self._callers.append(caller)
-        caller.credit(STDIN, self.input.limit)
+        if self.takes_input:
+            caller.credit(STDIN, self.input.limit)
         return readers
 
     def detach(self, caller: Caller) -> None:
@@ -343,6 +378,12 @@ class Execution:
         await self._recorder.signal(self.sandbox, self.id, number, everyone)
         if self._channel is not None:
             self._channel.send(guest.signal(self.seq, number, everyone))
+
+    async def resize(self, size: Terminal) -> None:
+        await self._recorder.resize(self.sandbox, self.id, size)
+        self._size = size
+        if self._channel is not None:
+            self._channel.send(guest.resize(self.seq, size.rows, size.columns))
 
     def cancel(self) -> None:
         if self._channel is not None:

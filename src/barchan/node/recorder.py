@@ -12,24 +12,22 @@ await what they submit and call `room` before they take more from a guest.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple, Self, cast
 
 from barchan.config import Layout, NodeConfig
 from barchan.errors import (
     AdmissionRefused,
-    BarchanError,
     Conflict,
     ExecNotFound,
     InvalidRequest,
-    NodeStorageFull,
     ProtocolError,
     SandboxNotFound,
 )
+from barchan.node.journal import Journal
 from barchan.node.recorded import Recorded
-from barchan.node.writer import Acknowledge, Job, Writer, by_need
-from barchan.spec import Exec, ExecResult, SandboxSpec
+from barchan.node.writer import Job
+from barchan.spec import Exec, ExecResult, SandboxSpec, Terminal
 from barchan.trajectory.index import ExecState, Index
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import (
@@ -45,7 +43,7 @@ from barchan.trajectory.record import (
     Kind,
     Output,
     Position,
-    Record,
+    Resize,
     Signal,
     Stopped,
 )
@@ -73,10 +71,7 @@ class Recorder(Recorded):
         self.redactor = redactor
         super().__init__(log, index.execs)
         self._index = index
-        self._log_bytes = log_bytes
-        self._segment = log.segments()[-1].number
-        self._forgotten: list[str] = []
-        self._writer = Writer("recorder", self._commit, self._publish)
+        self._journal = Journal(log, index, log_bytes, self._publish)
 
     @classmethod
     async def open(cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = (), since: float = 0.0) -> Self:
@@ -98,12 +93,11 @@ class Recorder(Recorded):
 
     async def close(self) -> None:
         """Write and sync what was submitted. Safe twice."""
-        await self._writer.close()
-        await asyncio.to_thread(self._log.close)
+        await self._journal.close()
 
     async def room(self) -> None:
         """Wait while 64 MiB or more are pending: before taking more output from a guest."""
-        await self._writer.room()
+        await self._journal.room()
 
     # --- durable
 
@@ -116,9 +110,9 @@ class Recorder(Recorded):
                 self._index.add(sandbox)
             elif self._index.sandboxes[sandbox].last_seq:
                 raise Conflict(f"sandbox {sandbox} is recorded already")
-            return self._put(sandbox, Kind.CREATE, key, body, None)
+            return self._journal.put(sandbox, Kind.CREATE, key, body, None)
 
-        return cast(int, await self._writer.submit(Job(run, durable=True)))
+        return cast(int, await self._journal.submit(Job(run, durable=True)))
 
     async def begin_exec(self, sandbox: str, exec_id: str, request: Exec, *, send: Send | None = None) -> Begun:
         """Record the intent to run a command. `send(seq)` is called for a fresh one, per sandbox in rising order of seq.
@@ -137,13 +131,13 @@ class Recorder(Recorded):
                 raise AdmissionRefused(
                     f"this node holds {MAX_EXECS} commands", hint="stop sandboxes with long histories"
                 )
-            return Begun(self._put(sandbox, Kind.EXEC_BEGIN, exec_id, body, None), True)
+            return Begun(self._journal.put(sandbox, Kind.EXEC_BEGIN, exec_id, body, None), True)
 
         def done(begun: Begun) -> None:
             if send and begun.fresh:
                 send(begun.seq)
 
-        return cast(Begun, await self._writer.submit(Job(run, durable=False, ordered=sandbox, done=done)))
+        return cast(Begun, await self._journal.submit(Job(run, durable=False, ordered=sandbox, done=done)))
 
     async def end_exec(self, sandbox: str, exec_id: str, result: ExecResult) -> ExecResult:
         """Record how a command ended, once: a repeated call gets the result that is recorded."""
@@ -153,13 +147,14 @@ class Recorder(Recorded):
             state = self._exec(sandbox, exec_id)
             if state.ended:
                 return state.newest
-            self._put(sandbox, Kind.EXEC_END, exec_id, body, state.newest)
+            self._journal.put(sandbox, Kind.EXEC_END, exec_id, body, state.newest)
             return None
 
-        before = cast(Position | None, await self._writer.submit(Job(run, durable=True)))
+        before = cast(Position | None, await self._journal.submit(Job(run, durable=True)))
         return result if before is None else await asyncio.to_thread(self._read_result, before)
 
     async def stop(self, sandbox: str, reason: str) -> int:
+        """Recorded once, also when an agent was killed between this and the registry's update."""
         return await self._whole(sandbox, Kind.STOP, Stopped(reason), durable=True)
 
     async def event(self, sandbox: str, name: str, detail: bytes = b"", *, durable: bool = False) -> int:
@@ -169,9 +164,12 @@ class Recorder(Recorded):
     def _whole(self, sandbox: str, kind: Kind, body: Body, *, durable: bool) -> Awaitable[int]:
         def run() -> int:
             self._execs(sandbox)
-            return self._put(sandbox, kind, "", body, self._index.sandboxes[sandbox].newest)
+            state = self._index.sandboxes[sandbox]
+            if kind == Kind.STOP and state.stopped:
+                return state.last_seq
+            return self._journal.put(sandbox, kind, "", body, state.newest)
 
-        return self._writer.submit(Job(run, durable=durable))
+        return self._journal.submit(Job(run, durable=durable))
 
     # --- written
 
@@ -200,10 +198,10 @@ class Recorder(Recorded):
                 return known
             new = data[known - offset :]
             body = Output(stream, known, new) if stream else Input(known, new)
-            self._put(sandbox, kind, exec_id, body, state.newest)
+            self._journal.put(sandbox, kind, exec_id, body, state.newest)
             return end
 
-        return self._writer.submit(Job(run, size=len(data) + 256))
+        return self._journal.submit(Job(run, size=len(data) + 256))
 
     async def input_end(self, sandbox: str, exec_id: str, total: int) -> None:
         """The caller sends no more input after `total` bytes. Recorded once."""
@@ -211,19 +209,29 @@ class Recorder(Recorded):
         def run() -> None:
             state = self._exec(sandbox, exec_id)
             if not state.stdin_ended and not state.ended:
-                self._put(sandbox, Kind.INPUT_END, exec_id, InputEnd(total), state.newest)
+                self._journal.put(sandbox, Kind.INPUT_END, exec_id, InputEnd(total), state.newest)
 
-        await self._writer.submit(Job(run))
+        await self._journal.submit(Job(run))
 
     async def signal(self, sandbox: str, exec_id: str, number: int, everyone: bool = False) -> None:
         """A signal that is about to be sent; none is recorded after the end."""
+        await self._while_running(sandbox, exec_id, Kind.SIGNAL, Signal(number, everyone))
 
+    async def resize(self, sandbox: str, exec_id: str, size: Terminal) -> None:
+        """As `signal`, for a new size of the command's terminal."""
+        await self._while_running(sandbox, exec_id, Kind.RESIZE, Resize(size.rows, size.columns))
+
+    def _while_running(self, sandbox: str, exec_id: str, kind: Kind, body: Body) -> Awaitable[None]:
         def run() -> None:
             state = self._exec(sandbox, exec_id)
             if not state.ended:
-                self._put(sandbox, Kind.SIGNAL, exec_id, Signal(number, everyone), state.newest)
+                self._journal.put(sandbox, kind, exec_id, body, state.newest)
 
-        await self._writer.submit(Job(run))
+        return self._journal.submit(Job(run))
+
+    async def settled(self, sandbox: str) -> None:
+        """Wait until every command whose begin was submitted before is seen, and was handed to its `send`."""
+        await self._journal.submit(Job(lambda: None, ordered=sandbox))
 
     async def begin_file(
         self, sandbox: str, key: str, verb: str, path: bytes, *, user: str = "", send: Send | None = None
@@ -233,9 +241,9 @@ class Recorder(Recorded):
 
         def run() -> int:
             self._execs(sandbox)
-            return self._put(sandbox, Kind.FILE, key, body, None)
+            return self._journal.put(sandbox, Kind.FILE, key, body, None)
 
-        return cast(int, await self._writer.submit(Job(run, ordered=sandbox, done=send)))
+        return cast(int, await self._journal.submit(Job(run, ordered=sandbox, done=send)))
 
     async def end_file(self, sandbox: str, seq: int, *, size: int = 0, digest: bytes = b"", error: str = "") -> None:
         """How it ended; a second end is ignored."""
@@ -244,78 +252,18 @@ class Recorder(Recorded):
         def run() -> None:
             self._execs(sandbox)
             if begun := self._index.files[sandbox].get(seq):
-                self._put(sandbox, Kind.FILE_END, begun[0], body, begun[1])
+                self._journal.put(sandbox, Kind.FILE_END, begun[0], body, begun[1])
 
-        await self._writer.submit(Job(run))
+        await self._journal.submit(Job(run))
 
     def forget(self, sandbox: str) -> None:
         """After its stop: nothing more can be recorded, and its segments may be removed when space is needed."""
-        self._writer.submit(Job(lambda: self._forgotten.append(sandbox)))
+        self._journal.submit(Job(lambda: self._journal.forget(sandbox)))
 
     def last_seq(self, sandbox: str) -> int:
         """0 for a sandbox without a record."""
         state = self._index.sandboxes.get(sandbox)
         return state.last_seq if state else 0
-
-    # --- in the thread
-
-    def _commit(self, jobs: list[Job], acknowledge: Acknowledge) -> None:
-        self._index.begin()
-        try:
-            for job in jobs:
-                self._stage(job)
-            self._log.write()
-        except BarchanError as error:
-            self._index.rollback()
-            self._apart(jobs, error, acknowledge)
-            return
-        except BaseException:
-            self._index.rollback()
-            self._log.drop()
-            raise
-        self._settle(jobs, acknowledge)
-        self._retain()
-
-    def _stage(self, job: Job) -> None:
-        job.value = job.error = None
-        try:
-            job.value = job.run()
-        except BarchanError as error:
-            job.error = error
-
-    def _apart(self, jobs: list[Job], error: BarchanError, acknowledge: Acknowledge) -> None:
-        """The group does not fit on the disk: let each job try alone, so that only those fail that must."""
-        if len(jobs) > 1 and isinstance(error, NodeStorageFull):
-            for job in jobs:
-                self._commit([job], acknowledge)
-            return
-        for job in jobs:
-            job.error = job.error or error
-        acknowledge(jobs, None)
-
-    def _settle(self, jobs: list[Job], acknowledge: Acknowledge) -> None:
-        changes, forgotten = self._index.changes(), self._forgotten
-        self._forgotten = []
-        early, late = by_need(jobs)
-        if late:
-            if early:
-                acknowledge(early, ([change for change in changes if not change[1].ended], []))
-            self._log.sync()
-        for sandbox in forgotten:
-            self._index.forget(sandbox)
-        acknowledge(late or early, (changes, forgotten))
-
-    def _retain(self) -> None:
-        newest = self._log.segments()[-1].number
-        if newest != self._segment:
-            self._segment = newest
-            self._log.retain(self._log_bytes, self._index.sandboxes.keys())
-
-    def _put(self, sandbox: str, kind: Kind, key: str, body: Body, previous: Position | None) -> int:
-        seq = self._index.sandboxes[sandbox].last_seq + 1
-        record = Record(sandbox, seq, kind, key, time.time_ns(), body, previous)
-        self._index.apply(self._log.stage(record), record)
-        return seq
 
     def _execs(self, sandbox: str) -> dict[str, ExecState]:
         try:

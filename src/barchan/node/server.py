@@ -16,7 +16,7 @@ from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, from_bo
 from barchan.node.agent import Agent
 from barchan.node.execution import Execution, Reader
 from barchan.node.operation import Operation
-from barchan.spec import ExecId, ExecResult, ProcessInfo
+from barchan.spec import ExecId, ExecResult, ProcessInfo, check_terminal
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
@@ -35,29 +35,37 @@ class ExecCall:
         self._execution: Execution | None = None
         self._readers: dict[int, Reader] = {}
         self._inputs: asyncio.Queue[Frame] = asyncio.Queue()
+        self._feeding: asyncio.Task[None] | None = None
 
-    async def serve(self, execution: Execution, readers: tuple[Reader, Reader]) -> bytes:
+    async def serve(self, execution: Execution, readers: tuple[Reader, Reader], *, quiet: bool = False) -> bytes:
         self._execution = execution
         self._readers = {reader.stream: reader for reader in readers}
         self._call.on_frame = self._on_frame
-        feeding = self._agent.spawn(self._feed(execution))
         try:
-            pid = await asyncio.shield(execution.started)
-            if pid or _ran(execution):  # otherwise its result says why it did not
-                self._call.event(m.ExecStarted(id=execution.id, pid=pid, stdin_offset=execution.input.recorded))
+            if not quiet:
+                await self._tell_start(execution)
             result = await asyncio.shield(execution.result)
+            execution.tell_ends()
             for reader in readers:
                 await reader.ended.wait()
             return m.pack(_raised(result))
         finally:
-            feeding.cancel()
+            if self._feeding is not None:
+                self._feeding.cancel()
             execution.detach(self._call)
+
+    async def _tell_start(self, execution: Execution) -> None:
+        pid = await asyncio.shield(execution.started)
+        if pid or _ran(execution):  # otherwise its result says why it did not
+            self._call.event(m.ExecStarted(id=execution.id, pid=pid, stdin_offset=execution.input.recorded))
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.type == FrameType.CREDIT and frame.stream in self._readers and self._execution is not None:
             self._execution.take_credit(self._readers[frame.stream], decode_u64(frame.payload))
         elif frame.type in (FrameType.DATA, FrameType.EOF) and frame.stream == STDIN:
             self._inputs.put_nowait(frame)
+            if self._feeding is None and self._execution is not None:
+                self._feeding = self._agent.spawn(self._feed(self._execution))
 
     async def _feed(self, execution: Execution) -> None:
         """Input in its order; what cannot be recorded fails the command for its callers."""
@@ -95,9 +103,12 @@ class Server:
             m.CreateSandbox: self._create,
             m.ListSandboxes: self._list,
             m.GetSandbox: self._get,
+            m.AbandonCreate: self._abandon,
             m.StopSandbox: self._stop,
+            m.GetStats: self._stats,
             m.RenewSandbox: lambda r, c: self._agent.renew(r),
             m.SignalExec: self._signal,
+            m.ResizeExec: self._resize,
             m.CancelExec: self._cancel,
             m.ListExecs: self._execs,
             m.ListProcesses: self._processes,
@@ -108,7 +119,7 @@ class Server:
         request = m.unpack_call(call.payload)
         if isinstance(request, m.StartExec):
             sandbox = self._agent.live(request.sandbox)
-            return await ExecCall(self._agent, call).serve(*await sandbox.start(request, call))
+            return await ExecCall(self._agent, call).serve(*await sandbox.start(request, call), quiet=request.quiet)
         if isinstance(request, m.AttachExec):
             return await self._attach(request, call)
         verb = self._verbs.get(type(request))
@@ -135,8 +146,14 @@ class Server:
             return await self._agent.create(request)
         except asyncio.CancelledError:
             if not call.link_lost:
-                self._agent.abandon(request.key)
+                self._agent.spawn(self._agent.abandon(request.key))
             raise
+
+    async def _abandon(self, request: m.AbandonCreate, call: Incoming) -> None:
+        await self._agent.abandon(request.key)
+
+    async def _stats(self, request: m.GetStats, call: Incoming) -> Any:
+        return await self._agent.stats(request.sandbox)
 
     async def _list(self, request: m.ListSandboxes, call: Incoming) -> Any:
         return self._agent.list(request)
@@ -154,7 +171,11 @@ class Server:
         await execution.signal(request.signal, request.everyone)
 
     async def _cancel(self, request: m.CancelExec, call: Incoming) -> None:
-        self._agent.live(request.sandbox).cancel(request.id)
+        await self._agent.live(request.sandbox).cancel(request.id)
+
+    async def _resize(self, request: m.ResizeExec, call: Incoming) -> None:
+        size = check_terminal(request.size)
+        await self._agent.live(request.sandbox).running(ExecId(request.id)).resize(size)
 
     async def _execs(self, request: m.ListExecs, call: Incoming) -> Any:
         self._agent.get(request.sandbox)

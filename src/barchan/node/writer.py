@@ -47,6 +47,19 @@ class Job:
         self.error: BaseException | None = None
         self.future: asyncio.Future[Any]
 
+    def settle(self) -> None:
+        """Tell whoever waits. In the loop."""
+        error = self.error
+        if error is None and self.done:
+            try:
+                self.done(self.value)
+            except Exception as failure:  # noqa: BLE001 - belongs to the caller that gave the function
+                error = failure
+        if error is None:
+            _resolve(self.future, self.value)
+        elif not self.future.done():
+            self.future.set_exception(error)
+
 
 Acknowledge = Callable[[Sequence[Job], Any], None]
 """Settle these jobs in the loop, after handing the second value to `published`."""
@@ -127,6 +140,8 @@ class Writer:
         self._acknowledge(left, None)
 
     def _acknowledge(self, jobs: Sequence[Job], published: Any) -> None:
+        if not jobs and not published:
+            return
         for job in jobs:
             job.acknowledged = True
         try:
@@ -139,7 +154,7 @@ class Writer:
             self._published(published)
         for job in jobs:
             self._pending -= job.size
-            _settle_one(job)
+            job.settle()
         if self._waiting and self._pending < QUEUE_BYTES:
             waiting, self._waiting = self._waiting, []
             for turn in waiting:
@@ -156,19 +171,6 @@ def by_need(jobs: list[Job]) -> tuple[list[Job], list[Job]]:
             held.add(job.ordered)
         (late if job.durable or (job.ordered and job.ordered in held) else early).append(job)
     return early, late
-
-
-def _settle_one(job: Job) -> None:
-    error = job.error
-    if error is None and job.done:
-        try:
-            job.done(job.value)
-        except Exception as failure:  # noqa: BLE001 - belongs to the caller that gave the function
-            error = failure
-    if error is None:
-        _resolve(job.future, job.value)
-    elif not job.future.done():
-        job.future.set_exception(error)
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:

@@ -52,8 +52,16 @@ class ExecCall:
     """Follows one command to its result. `exec_` None attaches to one that exists."""
 
     def __init__(
-        self, connection: Connection, sandbox: str, id_: str, exec_: Exec | None, streams: CallStreams
+        self,
+        connection: Connection,
+        sandbox: str,
+        id_: str,
+        exec_: Exec | None,
+        streams: CallStreams,
+        *,
+        quiet: bool = False,
     ) -> None:
+        """`quiet`: nobody waits for its start."""
         self.id = id_
         self.pid = 0
         self.streams = streams
@@ -63,6 +71,7 @@ class ExecCall:
         self._connection = connection
         self._sandbox = sandbox
         self._exec = None if exec_ is None else check_exec(exec_)
+        self._quiet = quiet
         self._patience = Patience(connection.reconnect)
         self._asked = False
         streams.on_event = self._started
@@ -99,12 +108,20 @@ class ExecCall:
         out, err = self.streams.stdout.offset, self.streams.stderr.offset
         if self._exec is None:
             return AttachExec(sandbox=self._sandbox, id=self.id, stdout_offset=out, stderr_offset=err)
-        return StartExec(sandbox=self._sandbox, id=self.id, exec=self._exec, stdout_offset=out, stderr_offset=err)
+        return StartExec(
+            sandbox=self._sandbox,
+            id=self.id,
+            exec=self._exec,
+            stdout_offset=out,
+            stderr_offset=err,
+            quiet=self._quiet,
+        )
 
     def _on_frame(self, frame: Frame) -> None:
         # A command with output has begun, whatever its node says or leaves out. An end alone also comes of one that could
         # not start; there, the answer follows without a reader.
-        if frame.type == FrameType.DATA:
+        if frame.type == FrameType.DATA and not self.begun.is_set():
+            self._patience.reset()
             self.begun.set()
         self.streams.on_frame(frame)
 
@@ -128,7 +145,7 @@ async def run_exec(connection: Connection, sandbox: str, id_: str, exec_: Exec, 
             f"stdin: {type(stdin).__name__} is no input", field="stdin", hint="bytes, str or an async iterable of bytes"
         )
     streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
-    call = ExecCall(connection, sandbox, id_, exec_, streams)
+    call = ExecCall(connection, sandbox, id_, exec_, streams, quiet=stdin is None)
     feeder = None if stdin is None else _compat.spawn(_feed(call, stdin), connection.tasks)
     try:
         result = await call.follow()

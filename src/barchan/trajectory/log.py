@@ -109,12 +109,17 @@ class Log:
 
     def stage(self, record: Record) -> Position:
         """Encode a record behind those already staged. A full segment is sealed when the first one is staged."""
-        if not self._buffer and self._current.size >= self._limit:
+        if self.full:
             self._rotate()
         offset = self._current.size + len(self._buffer)
         encode_into(self._buffer, record, Place(self._current.salt, offset), self._synced)
         self._staged.add(record.sandbox)
         return Position(self._current.number, offset)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next record to be staged seals a segment, which takes syncs."""
+        return not self._buffer and self._current.size >= self._limit
 
     @property
     def staged(self) -> int:
@@ -155,15 +160,16 @@ class Log:
         return positions
 
     def sync(self) -> None:
-        """Make everything written durable. After a failure the log refuses to go on: what the kernel dropped is unknown."""
+        """Make everything written so far durable; another thread may write meanwhile. After a failure the log refuses to go on: what the kernel dropped is unknown."""
         if self._failed:
             raise InternalError(self._failed)
+        size = self._current.size
         try:
             self._fdatasync(self._fd)
         except OSError as error:
             self._failed = f"log failed: fdatasync: {error.strerror}; restart the node"
             raise InternalError(self._failed) from error
-        self._synced = self._current.size
+        self._synced = size
 
     def _undo(self, size: int) -> None:
         try:

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from barchan.errors import InvalidRequest, ProtocolError
+from barchan.errors import ErrorBody, InvalidRequest, ProtocolError
 from barchan.spec import (
+    BackendName,
     Exec,
     ExecInfo,
     ExecResult,
@@ -21,6 +22,8 @@ from barchan.spec import (
     ProcessInfo,
     SandboxInfo,
     SandboxSpec,
+    SandboxState,
+    SandboxStats,
     Terminal,
 )
 
@@ -78,16 +81,73 @@ class CreateSandbox(Request, frozen=True, kw_only=True):
     key: str
 
 
+MOST_AT_ONCE = 10_000
+"""Sandboxes of one `CreateMany`."""
+
+
+class CreateMany(Request, frozen=True, kw_only=True):
+    """Make `count` sandboxes, each under the key `<key>.<index>`.
+
+    EVENT `Created` for each as it becomes ready or fails, in that order. The caller answers with EVENT `Taken`, which
+    makes the ones it has taken its own and lets more be made. REPLY when all are taken. At an ABANDON what was not taken is
+    removed, after a lost connection only if no call with the same key comes in time.
+    """
+
+    op = "sandbox.create_many"
+    spec: SandboxSpec
+    key: str
+    count: int
+    done: tuple[int, ...] = ()
+    """Indices that an earlier call of this key was answered for."""
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of many: `sandbox`, or the `error` for which it could not be made."""
+
+    index: int
+    """From 0; the order in which they are begun."""
+    sandbox: SandboxInfo | None = None
+    error: ErrorBody | None = None
+    queued_ms: float = 0.0
+    """How long it waited before a node was asked for it."""
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """The first `count` events of this call are the caller's now."""
+
+    count: int
+
+
+class AbandonCreate(Request, frozen=True, kw_only=True):
+    """API to node: whoever created with this key does not want it. Answered when nothing of it is left."""
+
+    op = "sandbox.abandon"
+    key: str
+
+
 PAGE = 100
 """Most entries of one list answer: ask again with `after` set to the last id of a full page."""
 
 
 class ListSandboxes(Request, frozen=True, kw_only=True):
-    """In the order of their ids."""
+    """In the order of their ids; those to which everything given applies."""
 
     op = "sandbox.list"
     answer = tuple[SandboxInfo, ...]
     labels: dict[str, str] = {}
+    states: tuple[SandboxState, ...] = ()
+    """Any of these; empty: those that live."""
+    ended: bool = False
+    """Also those that stopped or failed, as long as their node remembers them."""
+    environment: str | None = None
+    """Name of one of its layers, with or without a version, or its digest."""
+    backend: BackendName | None = None
+    node: str | None = None
+    prefix: str = ""
+    """What the id begins with."""
+    created_after: float | None = None
+    """Unix seconds."""
+    created_before: float | None = None
     after: str = ""
     limit: int = PAGE
 
@@ -108,6 +168,13 @@ class StopSandbox(OfSandbox, frozen=True, kw_only=True):
 
     op = "sandbox.stop"
     answer = SandboxInfo
+
+
+class GetStats(OfSandbox, frozen=True, kw_only=True):
+    """Does not count as use."""
+
+    op = "sandbox.stats"
+    answer = SandboxStats
 
 
 class RenewSandbox(OfSandbox, frozen=True, kw_only=True):
@@ -131,6 +198,8 @@ class StartExec(OfSandbox, frozen=True, kw_only=True):
     exec: Exec
     stdout_offset: int = 0
     stderr_offset: int = 0
+    quiet: bool = False
+    """No event: the caller waits for the end alone, and a message less is a wake-up less of every process on the way."""
 
 
 class AttachExec(OfSandbox, frozen=True, kw_only=True):
@@ -279,7 +348,7 @@ def unpack(data: bytes, type_: type[T]) -> T:
     """Decode an answer. What does not fit its type is the other side's fault: `ProtocolError`."""
     try:
         return msgspec.msgpack.decode(data, type=type_)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"malformed answer: {error}") from error
 
 
@@ -299,6 +368,8 @@ def unpack_call(data: bytes) -> Request:
         raise InvalidRequest(str(error), field=field_of(error)) from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"not msgpack: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("nested too deeply") from error
 
 
 def field_of(error: msgspec.ValidationError) -> str:
@@ -310,44 +381,3 @@ def field_of(error: msgspec.ValidationError) -> str:
         unknown = text.split("`")[1]
         return f"{name}.{unknown}" if name else unknown
     return name
-
-
-__all__ = [
-    "PAGE",
-    "REQUESTS",
-    "AttachExec",
-    "CancelExec",
-    "CreateSandbox",
-    "EnvironmentInfo",
-    "ExecStarted",
-    "GetSandbox",
-    "GetTree",
-    "Hello",
-    "ListEnvironments",
-    "ListExecs",
-    "ListFiles",
-    "ListNodes",
-    "ListProcesses",
-    "ListSandboxes",
-    "MakeDirectory",
-    "NodeStatus",
-    "OfFile",
-    "OfSandbox",
-    "PutTree",
-    "ReadFile",
-    "RemoveFile",
-    "RenameFile",
-    "RenewSandbox",
-    "Request",
-    "ResizeExec",
-    "SignalExec",
-    "StartExec",
-    "StatFile",
-    "StopSandbox",
-    "WriteFile",
-    "field_of",
-    "pack",
-    "pack_call",
-    "unpack",
-    "unpack_call",
-]
