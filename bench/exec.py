@@ -20,7 +20,8 @@ from bench.rig import MIB, Rig, cpu_us, create, machine, options, rig, rss
 WARM = 50
 OUTPUT = 200 * MIB
 STREAMS = 3
-POUR = ["/bin/head", "-c", str(OUTPUT), "/dev/zero"]
+POUR = ["/bin/dd", "if=/dev/zero", "bs=256k", f"count={OUTPUT // (256 * 1024)}"]
+"""Large writes, as the relay's: a program that writes byte by byte would be measured instead of the path."""
 
 
 def spawn(program: str) -> float:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,19 @@ def create(client: Client) -> Awaitable[Sandbox]:
 
 
 @contextlib.contextmanager
-def rig(scratch: str = "4g", max_sandboxes: int = 1000) -> Iterator[Rig]:
-    """Start a server in a new directory on a real disk; stop it and remove everything at the end."""
+def rig(
+    scratch: str = "4g", max_sandboxes: int = 1000, prepare: Callable[[Path], None] = lambda data: None
+) -> Iterator[Rig]:
+    """Start a server in a new directory on a real disk; stop it and remove everything at the end.
+
+    `prepare` is called with the data directory before the server starts.
+    """
     work = DISK / f"barchan-bench-{os.getpid()}"
     rootfs = make_tiny(work / "rootfs")
     data = work / "data"
     try:
         barchan(data, "env", "import", "tiny", str(rootfs))
+        prepare(data)
         barchan(data, "up", "-d", "--name", "bench", "--scratch-bytes", scratch, "--max-sandboxes", str(max_sandboxes))
         yield Rig(work, data, rootfs)
     finally:
@@ -79,7 +85,7 @@ def make_tiny(root: Path) -> Path:
     for name in ("bin", "etc", "tmp", "root", "proc", "sys", "dev"):
         (root / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", root / "bin/busybox")
-    for applet in ("sh", "true", "sleep", "cat", "head", "yes"):
+    for applet in ("sh", "true", "sleep", "cat", "dd", "yes"):
         (root / "bin" / applet).symlink_to("busybox")
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")

@@ -118,7 +118,7 @@ class Link:
             kept = result.out[frame.stream]
             assert offset <= len(kept), f"gap: {offset} after {len(kept)}"
             again = kept[offset : offset + len(data)]
-            assert data.startswith(again), f"{offset}: other bytes than before"
+            assert data[: len(again)] == again, f"{offset}: other bytes than before"
             kept += data[len(again) :]
             if self.acks:
                 self.send(encode(FrameType.ACK, frame.id, struct.pack("<Q", len(kept)), frame.stream))
@@ -182,6 +182,8 @@ def exec_parts(
     nofile: int = 0,
     cwd: bytes = b"",
     env: list[bytes] | None = None,
+    rows: int = 0,
+    columns: int = 0,
 ) -> bytes:
     return wire.exec_parts(
         flags=flags,
@@ -192,6 +194,8 @@ def exec_parts(
         cwd=cwd,
         argv=tuple(a.encode() if isinstance(a, str) else a for a in argv),
         env=[b"PATH=/usr/bin:/bin"] if env is None else env,
+        rows=rows,
+        columns=columns,
     )
 
 

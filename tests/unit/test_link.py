@@ -9,6 +9,7 @@ import pytest
 
 from barchan.errors import (
     ApiUnavailable,
+    BarchanError,
     ErrorBody,
     FileMissing,
     InvalidRequest,
@@ -18,7 +19,7 @@ from barchan.errors import (
 )
 from barchan.wire.frames import Frame, FrameType, decode_data, encode
 from barchan.wire.link import Answered, Incoming, Link, Outbox
-from barchan.wire.messages import pack
+from barchan.wire.messages import pack, unpack, unpack_call
 
 Handler = Callable[[Incoming], Awaitable[bytes]]
 
@@ -26,8 +27,8 @@ Handler = Callable[[Incoming], Awaitable[bytes]]
 def joined(handler: Handler) -> tuple[Link, Link]:
     """A caller and the link that serves it."""
     loop = asyncio.get_running_loop()
-    caller = Link(lambda data: loop.call_soon(served.feed, data) and None, dialled=True)
-    served = Link(lambda data: loop.call_soon(caller.feed, data) and None, handler, dialled=False)
+    caller = Link(lambda *parts: loop.call_soon(served.feed, b"".join(parts)) and None, dialled=True)
+    served = Link(lambda *parts: loop.call_soon(caller.feed, b"".join(parts)) and None, handler, dialled=False)
     return caller, served
 
 
@@ -87,13 +88,60 @@ async def test_frames_before_the_handler_runs_are_kept_for_it() -> None:
     assert caller.lost is None
 
 
-async def test_a_flood_before_the_handler_runs_breaks_the_link() -> None:
+async def test_a_flood_before_the_handler_runs_ends_that_call_alone() -> None:
+    """On a node's link the frames come from many clients."""
+
+    async def handler(call: Incoming) -> bytes:
+        return b"fine"
+
+    caller, served = joined(handler)
+    flooding, other = caller.call(b""), caller.call(b"")
+    served.feed(encode(FrameType.CALL, 1, b"") + encode(FrameType.DATA, 1, b"x" * 8) * 100)
+    with pytest.raises(ProtocolError, match="credit"):
+        await flooding.answer
+    assert await other.answer == b"fine"
+
+
+@pytest.mark.parametrize("error", [ProtocolError("odd"), InvalidRequest("too early")])
+async def test_a_frame_that_a_handler_refuses_ends_that_call_alone(error: BarchanError) -> None:
+    def refuse(frame: Frame) -> None:
+        raise error
+
+    async def handler(call: Incoming) -> bytes:
+        call.on_frame = refuse
+        if call.payload == b"patient":
+            await asyncio.Event().wait()
+        return b"fine"
+
+    caller, _ = joined(handler)
+    patient = caller.call(b"patient")
+    patient.credit(1, 5)
+    with pytest.raises(type(error), match=error.message):
+        await patient.answer
+    assert await caller.call(b"").answer == b"fine"
+
+
+async def test_a_malformed_error_fails_the_call_that_it_ends() -> None:
     async def handler(call: Incoming) -> bytes:
         return b""
 
-    _, served = joined(handler)
-    with pytest.raises(ProtocolError, match="credit"):
-        served.feed(encode(FrameType.CALL, 1, b"") + encode(FrameType.DATA, 1, b"x" * 8) * 100)
+    caller, _ = joined(handler)
+    call = caller.call(b"")
+    with pytest.raises(ProtocolError) as caught:
+        caller.feed(encode(FrameType.ERROR, call.id, b"\xc1"))
+    caller.close(caught.value)
+    with pytest.raises(ProtocolError, match="malformed"):
+        await call.answer
+
+
+NESTED = b"\x91" * 5000 + b"\xc0"
+
+
+def test_deep_nesting_is_an_error_like_any_other() -> None:
+    with pytest.raises(InvalidRequest):
+        unpack_call(b"\x92\xa9node.list" + NESTED)
+    with pytest.raises(ProtocolError):
+        unpack(b"\x82\xa4code\xa1x\xa3odd" + NESTED, ErrorBody)
 
 
 async def test_data_flows_both_ways_within_a_call() -> None:
@@ -184,7 +232,7 @@ async def test_what_does_not_belong_on_a_link_is_refused(frame: bytes) -> None:
 
 async def test_a_caller_takes_no_calls() -> None:
     with pytest.raises(ProtocolError):
-        Link(lambda data: None, dialled=True).feed(encode(FrameType.CALL, 2))
+        Link(lambda *parts: None, dialled=True).feed(encode(FrameType.CALL, 2))
 
 
 async def test_outbox_joins_what_one_turn_writes() -> None:

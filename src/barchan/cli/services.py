@@ -8,6 +8,7 @@ an `ErrorBody` as JSON when it cannot.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -24,6 +25,8 @@ READY_SECONDS = 120.0
 """A node may have many sandboxes to take up, or a scratch volume to make."""
 STOP_SECONDS = 10.0
 _LINE_MOST = 1 << 16
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(8 << 20)}
+"""glibc gives memory of 128 KiB and more back at once; output passes in pieces of that size, and each would fault anew."""
 WHY_HINT = "its messages say why"
 
 
@@ -106,6 +109,7 @@ async def spawn(module: str, config: bytes, *arguments: str) -> asyncio.subproce
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env={**_ALLOCATOR, **os.environ},
         start_new_session=True,
         limit=_LINE_MOST,
     )

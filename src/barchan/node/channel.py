@@ -7,12 +7,12 @@ failed. All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from barchan.errors import ProtocolError, SandboxUnavailable
 from barchan.wire import guest
-from barchan.wire.frames import Frame, FrameReader, FrameType, coalesce, encode
+from barchan.wire.frames import Frame, FrameReader, FrameType, Payload, coalesce, encode
 
 FrameSink = Callable[[Frame], None]
 GREETING_SECONDS = 10.0
@@ -27,12 +27,13 @@ _FOR_OPERATIONS = frozenset(
 )
 
 
-class GuestChannel(asyncio.Protocol):
+class GuestChannel(asyncio.BufferedProtocol):
     """One connection. `greeted` resolves to the guest's WELCOME; `on_lost` is called once when it ends."""
 
     def __init__(self, on_lost: Callable[[GuestChannel, Exception], None]) -> None:
         self._on_lost = on_lost
         self._reader = FrameReader()
+        self._room = memoryview(b"")
         self._transport: asyncio.Transport | None = None
         self._sinks: dict[int, FrameSink] = {}
         self._early: list[Frame] | None = []
@@ -51,13 +52,12 @@ class GuestChannel(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._transport.write(guest.hello())
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in coalesce(self._reader.feed(data)):
-                self._take(frame)
-        except ProtocolError as error:
-            self._fault = error
-            self.close()
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._room = self._reader.room()
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._take_all(coalesce(self._reader.received(self._room, nbytes)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -101,7 +101,7 @@ class GuestChannel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(b"".join(unsent))
 
-    def send_frame(self, type_: int, op: int, payload: bytes = b"", stream: int = 0) -> None:
+    def send_frame(self, type_: int, op: int, payload: Payload = b"", stream: int = 0) -> None:
         self.send(encode(type_, op, payload, stream))
 
     def listen(self, op: int, sink: FrameSink) -> None:
@@ -111,8 +111,7 @@ class GuestChannel(asyncio.Protocol):
     def deliver(self) -> None:
         """Every sink is set: hand out what the guest said of running operations since its greeting."""
         early, self._early = self._early or [], None
-        for frame in early:
-            self._hand_out(frame)
+        self._take_all(early)
 
     def release(self, op: int) -> None:
         """The result is recorded: the guest may drop the operation."""
@@ -136,6 +135,14 @@ class GuestChannel(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def _take_all(self, frames: Iterable[Frame]) -> None:
+        try:
+            for frame in frames:
+                self._take(frame)
+        except ProtocolError as error:
+            self._fault = error
+            self.close()
 
     def _take(self, frame: Frame) -> None:
         if frame.type == FrameType.WELCOME:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from barchan.errors import BarchanError, InternalError, ProtocolError
@@ -27,6 +28,7 @@ from barchan.wire.frames import (
     U64,
     Frame,
     FrameType,
+    Payload,
     decode_data,
     decode_eof,
     decode_u64,
@@ -43,7 +45,7 @@ OUTPUTS = (STDOUT, STDERR)
 class Caller(Protocol):
     """The call side of an exec, as `wire.link.Incoming` is."""
 
-    def send_data(self, stream: int, offset: int, data: bytes | memoryview) -> None: ...
+    def send_data(self, stream: int, offset: int, data: Payload) -> None: ...
     def send_eof(self, stream: int, total: int, dropped: int = 0) -> None: ...
     def credit(self, stream: int, limit: int) -> None: ...
 
@@ -59,7 +61,7 @@ class Reader:
         self.catching_up: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
 
-    def offer(self, offset: int, data: bytes) -> bool:
+    def offer(self, offset: int, data: Payload) -> bool:
         """Send `data` if it is exactly what comes next and fits the credit."""
         if self.catching_up is not None or offset != self.offset or self.limit < offset + len(data):
             return False
@@ -145,7 +147,7 @@ class Execution:
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.result: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
         self._callers: list[Caller] = []
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Future[int]] = set()
         self._ending: asyncio.Task[None] | None = None
 
     @classmethod
@@ -234,10 +236,18 @@ class Execution:
         output.received += len(data)
         for reader in output.readers:
             reader.offer(offset, data)
-        self._write(self._record(output, offset, data))
+        write = self._recorder.output(self.sandbox, self.id, output.stream, offset, data)
+        self._writes.add(write)
+        write.add_done_callback(partial(self._written, output))
 
-    async def _record(self, output: Output, offset: int, data: bytes) -> None:
-        output.recorded = await self._recorder.output(self.sandbox, self.id, output.stream, offset, data)
+    def _written(self, output: Output, write: asyncio.Future[int]) -> None:
+        self._writes.discard(write)
+        if write.cancelled():
+            return
+        if (error := write.exception()) is not None:
+            self.fail(error if isinstance(error, BarchanError) else InternalError(f"recording failed: {error}"))
+            return
+        output.recorded = write.result()
         self._acknowledge(output)
         for reader in output.readers:
             self._catch_up(output, reader)
@@ -304,16 +314,6 @@ class Execution:
             output.granted = limit
             self._channel.send(encode_credit(self.seq, output.stream, limit))
 
-    def _write(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._writes.add(task)
-        task.add_done_callback(self._written)
-
-    def _written(self, task: asyncio.Future[None]) -> None:
-        self._writes.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error if isinstance(error, BarchanError) else InternalError(f"recording failed: {error}"))
-
     # --- caller side
 
     def attach(self, caller: Caller, offsets: tuple[int, int]) -> tuple[Reader, Reader]:
@@ -347,7 +347,7 @@ class Execution:
             self._catch_up(output, reader)
             self._grant(output)
 
-    async def take_input(self, offset: int, data: bytes) -> None:
+    async def take_input(self, offset: int, data: Payload) -> None:
         """Input from the caller: recorded, then handed to the guest."""
         self.input.recorded = await self._recorder.input(self.sandbox, self.id, offset, data)
         self._send_input(offset, data)
@@ -358,7 +358,7 @@ class Execution:
         if self._channel is not None and self.input.resending is None:
             self._channel.send(encode_eof(self.seq, STDIN, total))
 
-    def _send_input(self, offset: int, data: bytes) -> None:
+    def _send_input(self, offset: int, data: Payload) -> None:
         """Unless older input has to go first; then that brings this along."""
         if self._channel is not None and self.input.resending is None:
             self._channel.send(encode_data(self.seq, STDIN, offset, data))

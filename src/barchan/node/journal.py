@@ -8,6 +8,7 @@ the page cache. When such a write was slow, the host's disk is behind its page c
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -19,10 +20,10 @@ from barchan.trajectory.index import Change, Index
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import Body, Kind, Position, Record
 
-SMALL = 16 << 10
-"""Bytes that may be written on the event loop."""
-SLOW_SECONDS, CALM_SECONDS = 0.005, 10.0
-"""A write that takes longer, and for how long none is made on the event loop after one."""
+SMALL = 512 << 10
+"""Bytes that may be written on the event loop: copying them to another thread's core would cost as much."""
+SLOW_SECONDS, CALM_SECONDS = 0.01, 10.0
+"""A write that blocks for longer, and for how long none is made on the event loop after one."""
 
 News = tuple[list[Change], list[str]]
 """Changed commands and forgotten sandboxes, for whoever answers questions on the loop."""
@@ -83,15 +84,15 @@ class Journal:
         if self._writer.closed or time.monotonic() < self._calm_after or not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._taken != self._queued or self.log.full:
+            if self._taken != self._queued or self._writer.settling or self.log.full:
                 return False
             job.future = asyncio.get_running_loop().create_future()
-            started = time.monotonic()
+            started, waits = time.monotonic(), _waits()
             try:
                 news = self._write([job])
             except Exception as error:  # noqa: BLE001 - as in the thread: it belongs to whoever waits
                 job.error, news = error, ([], [])
-            if time.monotonic() - started > SLOW_SECONDS:
+            if time.monotonic() - started > SLOW_SECONDS and _waits() > waits:
                 self._calm_after = time.monotonic() + CALM_SECONDS
         finally:
             self._lock.release()
@@ -152,6 +153,11 @@ class Journal:
         if newest != self._segment:
             self._segment = newest
             self.log.retain(self._log_bytes, self.index.sandboxes.keys())
+
+
+def _waits() -> int:
+    """How often this thread slept, as opposed to having been displaced by others."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _stage(job: Job) -> None:

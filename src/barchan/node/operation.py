@@ -28,10 +28,7 @@ from barchan.errors import (
 from barchan.node.channel import GuestChannel
 from barchan.node.outcome import no_user
 from barchan.wire import guest
-from barchan.wire.frames import STDIN, STDOUT, U64, Frame, FrameType, decode_data, decode_eof, decode_u64
-
-INPUT_WINDOW = 256 << 10
-"""What a guest takes of an operation's input before it says more."""
+from barchan.wire.frames import STDIN, STDOUT, U64, Frame, FrameType, Payload, decode_data, decode_eof, decode_u64
 
 _ERRNO: dict[int, type[BarchanError]] = {
     errno.ENOENT: FileMissing,
@@ -49,7 +46,7 @@ _NO_FILE = frozenset((errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.ENODEV))
 
 
 class Caller(Protocol):
-    def send_frame(self, type_: int, payload: bytes, stream: int = 0) -> None: ...
+    def send_frame(self, type_: int, payload: Payload, stream: int = 0) -> None: ...
 
 
 class Collector:
@@ -59,7 +56,7 @@ class Collector:
         self.data = bytearray()
         self._most = most
 
-    def send_frame(self, type_: int, payload: bytes, stream: int = 0) -> None:
+    def send_frame(self, type_: int, payload: Payload, stream: int = 0) -> None:
         if type_ == FrameType.DATA:
             self.data += decode_data(payload)[1]
             if len(self.data) > self._most:
@@ -91,6 +88,9 @@ class Operation:
         self._channel: GuestChannel | None = None
         self._op = 0
         self._early: list[Frame] = []
+        self._takes = guest.INPUT_WINDOW
+        self._granted = 0
+        self._received = 0
 
     @property
     def digest(self) -> bytes:
@@ -103,36 +103,49 @@ class Operation:
         channel.listen(op, self.on_guest)
         channel.send(start)
         self._caller.send_frame(FrameType.CREDIT, U64.pack(guest.INPUT_WINDOW), STDIN)
-        self._caller.send_frame(FrameType.CREDIT, U64.pack(INPUT_WINDOW), STDIN)
-        for frame in self._early:
-            self.on_caller(frame)
-        self._early.clear()
+        early, self._early = self._early, []
+        try:
+            for frame in early:
+                self.on_caller(frame)
+        except ProtocolError as error:
+            self.cancel()
+            self.fail(error)
 
     def on_caller(self, frame: Frame) -> None:
-        """DATA, EOF of stream 0 and CREDIT of stream 1 from the caller."""
+        """DATA, EOF of stream 0 and CREDIT of stream 1 from the caller. Raises `ProtocolError` for one out of turn."""
         if self._channel is None:
             if len(self._early) >= 64:
                 raise InvalidRequest("too many frames before the operation began")
             self._early.append(frame)
         elif frame.type == FrameType.DATA and frame.stream == STDIN:
-            _, data = decode_data(frame.payload)
-            self._hash.update(data)
-            self.size += len(data)
+            self._take_input(*decode_data(frame.payload))
             self._channel.send_frame(FrameType.DATA, self._op, frame.payload, STDIN)
-        elif frame.type in (FrameType.EOF, FrameType.CREDIT):
-            self._channel.send_frame(frame.type, self._op, frame.payload, frame.stream)
+        elif frame.type == FrameType.EOF and frame.stream == STDIN:
+            if decode_eof(frame.payload)[0] != self.size:
+                raise ProtocolError("the input ends at the wrong place")
+            self._channel.send_frame(FrameType.EOF, self._op, frame.payload, STDIN)
+        elif frame.type == FrameType.CREDIT and frame.stream == STDOUT:
+            self._granted = max(self._granted, decode_u64(frame.payload))
+            self._channel.send_frame(FrameType.CREDIT, self._op, frame.payload, STDOUT)
+
+    def _take_input(self, offset: int, data: Payload) -> None:
+        if offset != self.size or offset + len(data) > self._takes:
+            raise ProtocolError("input out of turn")
+        self._hash.update(data)
+        self.size += len(data)
 
     def on_guest(self, frame: Frame) -> None:
         if frame.type == FrameType.DATA:
             offset, data = decode_data(frame.payload)
+            self._check_output(frame.stream, offset, len(data))
             self._caller.send_frame(FrameType.DATA, frame.payload, STDOUT)
-            self._acknowledge(frame.stream, offset + len(data))
+            self._acknowledge(offset + len(data))
         elif frame.type == FrameType.EOF:
             decode_eof(frame.payload)
             if frame.stream == STDOUT:
                 self._caller.send_frame(FrameType.EOF, frame.payload, STDOUT)
         elif frame.type == FrameType.CREDIT:
-            decode_u64(frame.payload)
+            self._takes = max(self._takes, decode_u64(frame.payload))
             self._caller.send_frame(FrameType.CREDIT, frame.payload, STDIN)
         elif frame.type == FrameType.DONE:
             self._done(guest.decode_done(frame.payload))
@@ -150,11 +163,17 @@ class Operation:
         if self._channel is not None:
             self._channel.send_frame(FrameType.CANCEL, self._op)
 
-    def _acknowledge(self, stream: int, offset: int) -> None:
+    def _check_output(self, stream: int, offset: int, size: int) -> None:
+        """What nobody gave credit for would wait in the memory of everybody on the way."""
         if stream != STDOUT:
             raise ProtocolError(f"the guest used stream {stream} of a file operation")
+        if offset != self._received or offset + size > self._granted:
+            raise ProtocolError("the guest sent output out of turn")
+        self._received += size
+
+    def _acknowledge(self, offset: int) -> None:
         if self._channel is not None:
-            self._channel.send_frame(FrameType.ACK, self._op, U64.pack(offset), stream)
+            self._channel.send_frame(FrameType.ACK, self._op, U64.pack(offset), STDOUT)
 
     def _done(self, done: guest.Done) -> None:
         if self._channel is not None:

@@ -48,6 +48,7 @@ from barchan.trajectory.record import (
     Stopped,
 )
 from barchan.trajectory.redact import Redactor
+from barchan.wire.frames import Payload
 
 CLOCK_SLACK = 3600.0
 """Seconds by which the host's clock may have been set back while a sandbox lived."""
@@ -173,20 +174,18 @@ class Recorder(Recorded):
 
     # --- written
 
-    def output(
-        self, sandbox: str, exec_id: str, stream: int, offset: int, data: bytes | memoryview
-    ) -> asyncio.Future[int]:
+    def output(self, sandbox: str, exec_id: str, stream: int, offset: int, data: Payload) -> asyncio.Future[int]:
         """Resolves to the bytes of the stream recorded so far. What is recorded already is not recorded again.
 
         `ProtocolError` when bytes before `offset` are missing. Output of a command that has ended is ignored.
         """
-        return self._data(sandbox, exec_id, stream, offset, bytes(data))
+        return self._data(sandbox, exec_id, stream, offset, data)
 
-    def input(self, sandbox: str, exec_id: str, offset: int, data: bytes | memoryview) -> asyncio.Future[int]:
+    def input(self, sandbox: str, exec_id: str, offset: int, data: Payload) -> asyncio.Future[int]:
         """As `output`, for what the caller sends to the program."""
-        return self._data(sandbox, exec_id, 0, offset, bytes(data))
+        return self._data(sandbox, exec_id, 0, offset, data)
 
-    def _data(self, sandbox: str, exec_id: str, stream: int, offset: int, data: bytes) -> asyncio.Future[int]:
+    def _data(self, sandbox: str, exec_id: str, stream: int, offset: int, data: Payload) -> asyncio.Future[int]:
         kind = Kind.OUTPUT if stream else Kind.INPUT
 
         def run() -> int:
@@ -196,7 +195,7 @@ class Recorder(Recorded):
                 raise ProtocolError(f"{exec_id}: stream {stream} continues at {offset}, recorded are {known} bytes")
             if end <= known or state.ended:
                 return known
-            new = data[known - offset :]
+            new = cast(bytes, memoryview(data)[known - offset :])  # encoded where it is
             body = Output(stream, known, new) if stream else Input(known, new)
             self._journal.put(sandbox, kind, exec_id, body, state.newest)
             return end

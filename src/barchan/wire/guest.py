@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from barchan.errors import ProtocolError
 from barchan.spec import FileStat
-from barchan.wire.frames import FrameType, encode
+from barchan.wire.frames import FrameType, Payload, encode
 
 VERSION_OLDEST, VERSION_NEWEST = 1, 1
 KEEP = 0xFFFFFFFF
@@ -119,8 +119,8 @@ class GuestProcess(NamedTuple):
 class Cursor:
     """Reads counted fields from one buffer; running past its end is a `ProtocolError`."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: Payload) -> None:
+        self._data = bytes(data)
         self._at = 0
 
     @property
@@ -201,7 +201,7 @@ def signal(op: int, number: int, everyone: bool) -> bytes:
     return encode(FrameType.SIGNAL, op, struct.pack("<II", number, int(everyone)))
 
 
-def decode_welcome(payload: bytes) -> Welcome:
+def decode_welcome(payload: Payload) -> Welcome:
     cursor = Cursor(payload)
     version, _, count, boot, last = cursor.fixed(_WELCOME)
     if count * _KNOWN.size != cursor.left:
@@ -213,7 +213,7 @@ def decode_welcome(payload: bytes) -> Welcome:
     return Welcome(version, boot, last, tuple(ops))
 
 
-def decode_done(payload: bytes) -> Done:
+def decode_done(payload: Payload) -> Done:
     cursor = Cursor(payload)
     outcome, code, wall_ns, user_us, system_us, max_rss, background = cursor.fixed(_DONE)
     detail = cursor.blob()
@@ -222,7 +222,7 @@ def decode_done(payload: bytes) -> Done:
     return Done(GuestOutcome(outcome), code, wall_ns, user_us, system_us, max_rss, background, detail)
 
 
-def decode_refused(payload: bytes) -> tuple[int, bytes]:
+def decode_refused(payload: Payload) -> tuple[int, bytes]:
     cursor = Cursor(payload)
     (reason,) = cursor.fixed(_U32)
     return reason, cursor.blob()

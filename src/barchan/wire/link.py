@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
 
 from barchan.errors import (
@@ -29,11 +29,13 @@ from barchan.errors import (
     from_body,
 )
 from barchan.wire.frames import (
-    CHUNK,
+    HEAD,
     MAX_PAYLOAD,
     Frame,
     FrameReader,
     FrameType,
+    Payload,
+    data_head,
     encode,
     encode_credit,
     encode_data,
@@ -49,6 +51,8 @@ MAX_UNSENT = 64 << 20
 """Unsent bytes at which a peer counts as stalled and its connection is dropped."""
 _BATCH = 1 << 20
 _EARLY = 64
+_JOINED = 32 << 10
+"""Smaller ones are copied together, which costs less than a vector."""
 _STREAMS = (FrameType.DATA, FrameType.EOF, FrameType.CREDIT, FrameType.EVENT)
 _ENDS = (FrameType.REPLY, FrameType.ERROR)
 
@@ -72,11 +76,17 @@ class _Side:
         self.id = id_
         self._link = link
 
-    def send_frame(self, type_: int, payload: bytes, stream: int = 0) -> None:
-        self._link.send(encode(type_, self.id, payload, stream))
+    def send_frame(self, type_: int, payload: Payload, stream: int = 0) -> None:
+        if len(payload) < _JOINED:
+            self._link.send(encode(type_, self.id, payload, stream))
+        else:
+            self._link.send(HEAD.pack(len(payload), type_, stream, 0, self.id), payload)
 
-    def send_data(self, stream: int, offset: int, data: bytes | memoryview) -> None:
-        self._link.send(encode_data(self.id, stream, offset, data))
+    def send_data(self, stream: int, offset: int, data: Payload) -> None:
+        if len(data) < _JOINED:
+            self._link.send(encode_data(self.id, stream, offset, data))
+        else:
+            self._link.send(data_head(self.id, stream, offset, len(data)), data)
 
     def send_eof(self, stream: int, total: int, dropped: int = 0) -> None:
         self._link.send(encode_eof(self.id, stream, total, dropped))
@@ -115,10 +125,10 @@ class Call(_Side):
     def end(self, frame: Frame) -> None:
         """A REPLY or ERROR frame came."""
         if frame.type == FrameType.ERROR:
-            self.refusal = frame.payload
+            self.refusal = bytes(frame.payload)
             self.fail(from_body(unpack(frame.payload, ErrorBody)))
         elif not self.answer.done():
-            self.answer.set_result(frame.payload)
+            self.answer.set_result(bytes(frame.payload))
 
 
 class Incoming(_Side):
@@ -163,8 +173,8 @@ Handler = Callable[[Incoming], Awaitable[bytes]]
 class Link:
     """One connection. All methods belong to the event loop's thread."""
 
-    def __init__(self, write: Callable[[bytes], None], handler: Handler | None = None, *, dialled: bool) -> None:
-        """`dialled`: this side opened the connection. It numbers its calls odd, the other side even."""
+    def __init__(self, write: Callable[..., None], handler: Handler | None = None, *, dialled: bool) -> None:
+        """`write` takes the parts of one frame. `dialled`: this side opened the connection. It numbers its calls odd, the other side even."""
         self._write = write
         self._handler = handler
         self._reader = FrameReader()
@@ -174,9 +184,10 @@ class Link:
         self._incoming: dict[int, Incoming] = {}
         self.lost: BarchanError | None = None
 
-    def send(self, data: bytes) -> None:
+    def send(self, *parts: Payload) -> None:
+        """The parts of one frame."""
         if self.lost is None:
-            self._write(data)
+            self._write(*parts)
 
     def call(self, payload: bytes, on_frame: FrameSink = ignore_frame) -> Call:
         """Send a CALL. When the link is already lost, the answer has failed. `InvalidRequest` for one that fits no frame."""
@@ -193,9 +204,20 @@ class Link:
     def forget(self, id_: int) -> bool:
         return self._calls.pop(id_, None) is not None
 
+    def room(self) -> memoryview:
+        """Where to receive the next bytes, for `received`."""
+        return self._reader.room()
+
+    def received(self, view: memoryview, size: int) -> None:
+        """`size` bytes are in a view that `room` gave. Raises `ProtocolError` when the peer breaks the protocol."""
+        self._take(self._reader.received(view, size))
+
     def feed(self, data: bytes | memoryview) -> None:
         """Take received bytes. Raises `ProtocolError` when the peer breaks the protocol."""
-        for frame in self._reader.feed(data):
+        self._take(self._reader.feed(data))
+
+    def _take(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
             if self.lost is not None:
                 return
             if frame.type in _STREAMS:
@@ -203,9 +225,7 @@ class Link:
             elif frame.type == FrameType.CALL:
                 self._begin(frame)
             elif frame.type in _ENDS:
-                call = self._calls.pop(frame.id, None)
-                if call is not None:
-                    call.end(frame)
+                self._ended(frame)
             elif frame.type == FrameType.ABANDON:
                 self._abandoned(frame.id)
             else:
@@ -232,12 +252,26 @@ class Link:
         else:
             incoming = self._incoming.get(frame.id)
             if incoming is not None:
-                incoming.on_frame(frame)
+                self._deliver(incoming, frame)
+
+    def _deliver(self, incoming: Incoming, frame: Frame) -> None:
+        # A relay passes on what its clients send: the fault of one call must not cost the calls of others.
+        try:
+            incoming.on_frame(frame)
+        except BarchanError as error:
+            self._abandoned(incoming.id)
+            incoming.send_frame(FrameType.ERROR, pack(error.body()))
+
+    def _ended(self, frame: Frame) -> None:
+        call = self._calls.get(frame.id)
+        if call is not None:
+            call.end(frame)  # a malformed one leaves the call to `close`, which fails it
+            self._calls.pop(frame.id, None)
 
     def _begin(self, frame: Frame) -> None:
         if self._handler is None or frame.id in self._incoming or frame.id % 2 == self._parity:
             raise ProtocolError("unexpected CALL")
-        incoming = Incoming(self, frame.id, frame.payload)
+        incoming = Incoming(self, frame.id, bytes(frame.payload))
         self._incoming[frame.id] = incoming
         incoming.task = asyncio.get_running_loop().create_task(self._run(self._handler, incoming))
 
@@ -270,7 +304,7 @@ def _fitting(type_: int, payload: bytes) -> tuple[int, bytes]:
     return FrameType.ERROR, pack(error.body())
 
 
-class LinkProtocol(asyncio.Protocol):
+class LinkProtocol(asyncio.BufferedProtocol):
     """A link on a stream socket, either end.
 
     `lost` is the error that calls in flight fail with when the connection goes; `on_close` is called once after that.
@@ -288,7 +322,8 @@ class LinkProtocol(asyncio.Protocol):
         self._lost = lost
         self._on_close = on_close
         self._transport: asyncio.Transport | None = None
-        self._unsent: list[bytes] = []
+        self._unsent: list[Payload] = []
+        self._room = memoryview(b"")
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -298,9 +333,13 @@ class LinkProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._room = self.link.room()
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            self.link.feed(data)
+            self.link.received(self._room, nbytes)
         except ProtocolError as error:
             logger.warning("link dropped: %s", error)
             self.close(error)
@@ -315,17 +354,20 @@ class LinkProtocol(asyncio.Protocol):
         self.link.close(error or self._lost())
         self.transport.abort()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, *parts: Payload) -> None:
         # A write is a system call at once, and one step of a handler often sends several frames.
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(data)
+        self._unsent.extend(parts)
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if self.transport.is_closing():
             return
-        self.transport.write(b"".join(unsent))
+        if sum(map(len, unsent)) < _JOINED:
+            self.transport.write(b"".join(unsent))
+        else:
+            self.transport.writelines(unsent)
         if self.transport.get_write_buffer_size() > MAX_UNSENT:
             logger.warning("link dropped: the peer does not read")
             self.transport.abort()
@@ -337,7 +379,7 @@ class Outbox:
     def __init__(self, send: Callable[[bytes], Awaitable[None]], *, most: int = MAX_UNSENT) -> None:
         self._send = send
         self._most = most
-        self._chunks: deque[bytes] = deque()
+        self._frames: deque[tuple[Payload, ...]] = deque()
         self._size = 0
         self._overflowed = False
         self._closed = False
@@ -347,14 +389,14 @@ class Outbox:
     def unsent(self) -> int:
         return self._size
 
-    def write(self, data: bytes) -> None:
-        """Never blocks and never raises: a peer that does not read makes `run` fail."""
-        self._size += len(data)
+    def write(self, *parts: Payload) -> None:
+        """The parts of one frame. Never blocks and never raises: a peer that does not read makes `run` fail."""
+        self._size += sum(map(len, parts))
         if self._size > self._most:
             self._overflowed = True
-            self._chunks.clear()
+            self._frames.clear()
         else:
-            self._chunks.append(data)
+            self._frames.append(parts)
         self._notify()
 
     def close(self) -> None:
@@ -365,7 +407,7 @@ class Outbox:
     async def run(self) -> None:
         """Send until closed. Raises `ApiUnavailable` when more than `most` bytes wait, and what `send` raises."""
         while True:
-            while self._chunks:
+            while self._frames:
                 message = self._message()
                 await self._send(message)
                 self._size -= len(message)
@@ -377,13 +419,11 @@ class Outbox:
             await self._wake
 
     def _message(self) -> bytes:
-        chunks, first = self._chunks, self._chunks.popleft()
-        if not chunks:
-            return first
-        parts, size = [first], len(first)
-        while chunks and size + len(chunks[0]) <= _BATCH + CHUNK:
-            parts.append(chunks.popleft())
-            size += len(parts[-1])
+        parts, size = list(self._frames.popleft()), 0
+        while self._frames and size < _BATCH:
+            frame = self._frames.popleft()
+            parts += frame
+            size += len(frame[-1])
         return b"".join(parts)
 
     def _notify(self) -> None:

@@ -26,6 +26,7 @@ from barchan.spec import (
     SandboxStats,
     Terminal,
 )
+from barchan.wire.frames import Payload
 
 T = TypeVar("T")
 
@@ -99,6 +100,15 @@ class CreateMany(Request, frozen=True, kw_only=True):
     count: int
     done: tuple[int, ...] = ()
     """Indices that an earlier call of this key was answered for."""
+
+
+class CancelMany(Request, frozen=True, kw_only=True):
+    """End a `CreateMany`, also one whose connection was lost, and remove all that it made but `done`."""
+
+    op = "sandbox.cancel_many"
+    key: str
+    count: int
+    done: tuple[int, ...] = ()
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -344,7 +354,7 @@ def pack(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
-def unpack(data: bytes, type_: type[T]) -> T:
+def unpack(data: Payload, type_: type[T]) -> T:
     """Decode an answer. What does not fit its type is the other side's fault: `ProtocolError`."""
     try:
         return msgspec.msgpack.decode(data, type=type_)
@@ -356,7 +366,7 @@ def pack_call(request: Request) -> bytes:
     return _encoder.encode((request.op, request))
 
 
-def unpack_call(data: bytes) -> Request:
+def unpack_call(data: Payload) -> Request:
     """The request in a CALL frame. Raises `InvalidRequest` naming what does not fit."""
     try:
         op, raw = _call.decode(data)

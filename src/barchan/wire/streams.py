@@ -20,6 +20,7 @@ from barchan.wire.frames import (
     STDOUT,
     Frame,
     FrameType,
+    Payload,
     decode_data,
     decode_eof,
     decode_u64,
@@ -76,6 +77,7 @@ class ByteReceiver:
         self._taken = offset
         self._granted = offset
         self._window = window
+        self._limit = offset + window
         self._chunks: deque[bytes] = deque()
         self._kept = 0
         self._error: BarchanError | None = None
@@ -83,7 +85,7 @@ class ByteReceiver:
 
     def open(self) -> None:
         """Give credit from here. Also after a reconnect."""
-        self._granted = self._taken + self._window
+        self._granted = self._limit = self._taken + self._window
         self.grant(self._granted)
 
     def take(self, taking: Taking) -> None:
@@ -94,11 +96,13 @@ class ByteReceiver:
         if taking != Taking.BUFFER:
             self._take(self.offset - self._taken)
 
-    def feed(self, offset: int, data: bytes) -> None:
-        """Bytes that begin at `offset`. What was seen before is skipped; a gap is a `ProtocolError`."""
+    def feed(self, offset: int, data: Payload) -> None:
+        """Bytes that begin at `offset`. What was seen before is skipped; a gap, or more than the credit, is a `ProtocolError`."""
+        if offset + len(data) > self._limit:
+            raise ProtocolError(f"output to {offset + len(data)} without credit")
         if offset > self.offset:
             raise ProtocolError(f"output has a gap: expected {self.offset}, got {offset}")
-        fresh = data[self.offset - offset :]
+        fresh = bytes(memoryview(data)[self.offset - offset :])
         if not fresh:
             return
         self.offset += len(fresh)
@@ -364,7 +368,7 @@ class CallStreams:
         elif frame.type == FrameType.CREDIT:
             self.stdin.grant(decode_u64(frame.payload))
         elif frame.type == FrameType.EVENT and self.on_event is not None:
-            self.on_event(frame.payload)
+            self.on_event(bytes(frame.payload))
 
     def _output(self, stream: int) -> ByteReceiver:
         if stream not in (STDOUT, STDERR):
