@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from barchan.errors import InvalidRequest
-from barchan.layers import untar
+from barchan.layers import tarwalk, untar
 
 
 def member(name: str, content: bytes | None = None, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
@@ -39,8 +39,7 @@ def unpack(tmp_path: Path, members: Iterable[tuple[tarfile.TarInfo, bytes]], mod
     return root
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_tree_is_as_the_tar_says(tmp_path: Path, mode: str) -> None:
+def test_tree_is_as_the_tar_says(tmp_path: Path) -> None:
     root = unpack(
         tmp_path,
         [
@@ -53,7 +52,6 @@ def test_tree_is_as_the_tar_says(tmp_path: Path, mode: str) -> None:
             member("deep/er/file", b""),
             member("fifo", type=tarfile.FIFOTYPE, mode=0o640),
         ],
-        mode,
     )
     assert (root / "d/f").read_bytes() == b"content"
     assert stat.S_IMODE((root / "d/f").stat().st_mode) == 0o4755
@@ -108,10 +106,10 @@ def test_attributes_are_kept(tmp_path: Path) -> None:
     assert os.getxattr(root / "a", "user.note") == b"hello"
 
 
-@pytest.mark.parametrize("keep", [100, 700])
+@pytest.mark.parametrize("keep", [100, 700, 1100, 2000])
 def test_damaged_tar_is_refused(tmp_path: Path, keep: int) -> None:
     archive = tmp_path / "a.tar"
-    with tarfile.open(archive, "w:gz") as tar:
+    with tarfile.open(archive, "w") as tar:
         for i in range(100):
             info, content = member(f"f{i}", os.urandom(64))
             tar.addfile(info, io.BytesIO(content))
@@ -122,7 +120,7 @@ def test_damaged_tar_is_refused(tmp_path: Path, keep: int) -> None:
 
 
 def test_number_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untar, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(tarwalk, "MOST_ENTRIES", 3)
     with pytest.raises(InvalidRequest, match="'f3' is beyond the limit"):
         unpack(tmp_path, [member(f"f{i}", b"") for i in range(4)])
 

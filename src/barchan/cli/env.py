@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from barchan.cli.progress import busy
 from barchan.cli.session import DIRECTORY, Session, data_option, json_option, need_root
 from barchan.cli.text import plain, size, span
 from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
 
 if TYPE_CHECKING:
-    from barchan.layers.store import Layer, LayerStore
+    from barchan.layers.sources import SourceType
+    from barchan.layers.store import Layer, LayerStore, NameEntry
 
 
 @click.group()
@@ -40,29 +42,45 @@ def _existing_store(data: Path) -> LayerStore | None:
     return _store(data) if Layout(Path(os.path.abspath(data))).layers.is_dir() else None
 
 
-def layer_document(layer: Layer) -> dict[str, Any]:
+def layer_document(layer: Layer | NameEntry) -> dict[str, Any]:
     return {"name": layer.name, "version": layer.version, "digest": layer.digest, "size": layer.size}
 
 
-def _announce(session: Session, layer: Layer) -> None:
+def _announce(session: Session, layer: Layer | NameEntry) -> None:
     if session.json:
         session.emit(layer_document(layer))
     else:
         click.echo(f"{layer.name}@{layer.version}  {layer.digest}  {size(layer.size)}")
 
 
+TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
+"""As in `barchan.layers.sources`, which is imported only when it is needed."""
+
+
 @env.command("import")
 @click.argument("name")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option("--type", "kind", type=click.Choice(TYPES), help="What SOURCE is, if it is not to be found out.")
+@click.option("--image", metavar="TAG", default="", help="Which image of SOURCE: a tag, name or digest.")
+@click.option("--platform", metavar="OS/ARCH", default="linux/amd64", show_default=True, help="Of the image.")
 @data_option
 @json_option
 @click.pass_obj
-def import_command(session: Session, name: str, source: Path, data: Path) -> None:
-    """Make a layer NAME from a directory or a tar archive."""
-    from barchan.layers.sources import import_layer
+def import_command(
+    session: Session, name: str, source: Path, kind: SourceType | None, image: str, platform: str, data: Path
+) -> None:
+    """Make the environment NAME from SOURCE.
+
+    SOURCE is a directory tree, a tar archive of one, an OCI image layout (a directory or an archive of it), or what
+    `docker save` writes; archives may be compressed.
+    """
+    from barchan.layers.sources import Wanted, import_environment
 
     store = _store(data)
-    _announce(session, import_layer(store, name, source))
+    wanted = Wanted(kind, image, platform)
+    with busy(f"importing {plain(name)}"):
+        layer = import_environment(store, name, source, wanted, progress=_progress)
+    _announce(session, layer)
 
 
 @env.command("bootstrap")
@@ -76,7 +94,9 @@ def bootstrap_command(session: Session, release: str, cache: Path | None, data: 
     from barchan.layers.bootstrap import CACHE, bootstrap
 
     store = _store(data)
-    _announce(session, bootstrap(store, release, progress=_progress, cache=cache or CACHE))
+    with busy(f"making {release}"):
+        layer = bootstrap(store, release, progress=_progress, cache=cache or CACHE)
+    _announce(session, layer)
 
 
 def _progress(line: str) -> None:

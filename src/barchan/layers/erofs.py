@@ -25,6 +25,7 @@ from barchan.spec import MIB
 
 _UUID = "00000000-0000-0000-0000-000000000000"
 _IDS = 65535
+_LONG = 255
 _NODE_BYTES = 512
 """Generous estimate of an inode with its directory entry, for the check of free space."""
 _SPARE = 64 * MIB
@@ -36,11 +37,12 @@ _REASONS = {
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What a tree holds. `newest` is the latest modification time in whole seconds."""
+    """What a tree holds. `newest` is the latest modification time in whole seconds, `long` a name of 255 bytes."""
 
     entries: int
     size: int
     newest: int
+    long: str = ""
 
 
 def build(source: Path, image: Path, *, epoch: int | None = None) -> Survey:
@@ -51,6 +53,12 @@ def build(source: Path, image: Path, *, epoch: int | None = None) -> Survey:
     """
     seen = survey(source)
     _check_room(image.parent, seen)
+    if seen.long and not _takes_long_names():
+        raise FeatureMissing(
+            f"{seen.long} is a name of {_LONG} bytes, which this mkfs.erofs cuts short",
+            hint="install a newer erofs-utils or rename it",
+            phase="convert",
+        )
     convert(source, image, seen.newest if epoch is None else min(seen.newest, epoch))
     return seen
 
@@ -104,6 +112,20 @@ def _help() -> str:
     return (done.stdout + done.stderr).decode(errors="replace")
 
 
+@functools.cache
+def _takes_long_names() -> bool:
+    """Version 1.5 does not: it would take another file for one whose name it cut."""
+    with tempfile.TemporaryDirectory() as work:
+        tree = Path(work) / "tree"
+        tree.mkdir()
+        (tree / ("n" * _LONG)).touch()
+        try:
+            convert(tree, Path(work) / "image", 0)
+        except CreateFailed:
+            return False
+    return True
+
+
 def _check_room(where: Path, seen: Survey) -> None:
     need = seen.size + seen.entries * _NODE_BYTES + _SPARE
     free = shutil.disk_usage(where).free
@@ -121,14 +143,16 @@ def survey(source: Path) -> Survey:
     top = os.lstat(root)
     if not stat.S_ISDIR(top.st_mode):
         raise InvalidRequest(f"{source} is not a directory", field="source")
-    entries, size, newest = 1, 0, int(top.st_mtime)
+    entries, size, newest, long = 1, 0, int(top.st_mtime), ""
     for path, found in _walk(root):
         if reason := _refused(found, top.st_dev):
             raise InvalidRequest(f"{_shown(path, root)} {reason}", field="source", phase="convert")
         entries += 1
         size += found.st_size if stat.S_ISREG(found.st_mode) else 0
         newest = max(newest, int(found.st_mtime))
-    return Survey(entries, size, newest)
+        if len(os.path.basename(path)) == _LONG:
+            long = _shown(path, root)
+    return Survey(entries, size, newest, long)
 
 
 def _walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:

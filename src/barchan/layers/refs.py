@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from barchan.errors import InvalidRequest
-from barchan.spec import check_ref
+from barchan.names import check_ref
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

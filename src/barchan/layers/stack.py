@@ -15,19 +15,32 @@ MOST = 100
 def compose(environment: EnvironmentRef, resolve: Callable[[str], Layer]) -> tuple[Layer, ...]:
     """The layers of an environment, top first as overlayfs wants them: the last toolkit … workspace, base.
 
-    What `resolve` raises passes through. A layer that occurs twice is refused: overlayfs would not mount it.
+    What `resolve` raises passes through. A name for what another name has brought already is refused. Images may share
+    layers: of two equal ones only the upper one is kept, for it covers all that the lower one could show.
     """
     names = environment.names()
-    if len(names) > MOST:
-        raise InvalidRequest(f"environment: {len(names)} layers, at most {MOST}", field="environment.toolkits")
-    layers = tuple(resolve(name) for name in names)
-    seen: dict[str, str] = {}
-    for name, layer in zip(names, layers, strict=True):
-        if layer.digest in seen:
+    _check_number(len(names))
+    images = tuple(resolve(name) for name in names)
+    seen: dict[tuple[str, ...], str] = {}
+    for name, image in zip(names, images, strict=True):
+        whole = tuple(layer.digest for layer in _layers(image))
+        if whole in seen:
             raise InvalidRequest(
-                f"environment: {name} and {seen[layer.digest]} are the same layer",
+                f"environment: {name} and {seen[whole]} are the same layer",
                 field="environment",
                 hint="name each layer once",
             )
-        seen[layer.digest] = name
-    return layers[::-1]
+        seen[whole] = name
+    layers = {layer.digest: layer for image in reversed(images) for layer in reversed(_layers(image))}
+    _check_number(len(layers))
+    return tuple(layers.values())
+
+
+def _layers(image: Layer) -> tuple[Layer, ...]:
+    """Bottom first."""
+    return (*image.below, image)
+
+
+def _check_number(layers: int) -> None:
+    if layers > MOST:
+        raise InvalidRequest(f"environment: {layers} layers, at most {MOST}", field="environment.toolkits")

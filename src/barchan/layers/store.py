@@ -11,16 +11,16 @@ import shutil
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from barchan.errors import EnvironmentNotFound, InvalidRequest, LayerCorrupt
+from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt
 from barchan.kernel import directories
 from barchan.layers import refs
-from barchan.spec import check_name
+from barchan.names import check_name
 
 _SUPERBLOCK_AT = 1024
 _SUPERBLOCK = struct.Struct("<III")
@@ -36,10 +36,12 @@ class Layer(msgspec.Struct, frozen=True):
     size: int
     name: str = ""
     version: int = 0
+    below: tuple[Layer, ...] = ()
+    """The other layers of the same image, bottom first."""
 
 
 class NameEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a name. `created` is in Unix seconds."""
+    """One version of a name. `created` is in Unix seconds, `size` in bytes. `digest` is of a layer or a `StackFile`."""
 
     name: str
     version: int
@@ -48,6 +50,15 @@ class NameEntry(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     source: str = ""
     kind: str = ""
+
+
+class StackFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of several layers, bottom first, and what it says about programs started in it."""
+
+    layers: tuple[str, ...]
+    env: dict[str, str] = {}
+    workdir: str = ""
+    user: str = ""
 
 
 class _Stamp(msgspec.Struct, frozen=True):
@@ -64,6 +75,8 @@ class LayerStore:
         <root>/
           sha256/<hex>.erofs        image, 0400, never changed once it has this name
           verified/<hex>            which inode, mtime and size were last hashed and found right
+          stacks/<hex>.json         images of several layers, named by their own SHA-256
+          converted/<diff id>/      what became of the layers of OCI images (`conversions`)
           names/<name>/<N>.json     versions, counting up from 1
           names/<name>/lock         held while a version is added or removed
           lock                      shared while an image is added, exclusive while unnamed ones are removed
@@ -77,7 +90,9 @@ class LayerStore:
         self.root = root
         self._images, self._names = root / "sha256", root / "names"
         self._verified, self._tmp = root / "verified", root / "tmp"
-        for directory in (root, self._images, self._names, self._verified, self._tmp):
+        self._stacks, self.converted = root / "stacks", root / "converted"
+        every = (root, self._images, self._names, self._verified, self._tmp, self._stacks, self.converted)
+        for directory in every:
             directories.private(directory)
 
     @contextmanager
@@ -102,14 +117,46 @@ class LayerStore:
         digest = "sha256:" + digest_of(image)
         with _flock(self.root / "lock", fcntl.LOCK_SH), self._locked(name) as directory:
             path, size = self._place(image, digest)
-            newest = max(self._versions(name), default=0)
-            if newest and self._entry(name, newest).digest == digest:
-                return Layer(digest, path, size, name, newest)
-            entry = NameEntry(
-                name=name, version=newest + 1, digest=digest, size=size, created=time.time(), source=source, kind=kind
-            )
-            _write(directory / f"{entry.version}.json", msgspec.json.format(msgspec.json.encode(entry)))
+            entry = self._next_version(directory, name, digest, size, source, kind)
         return Layer(digest, path, size, name, entry.version)
+
+    def _next_version(self, directory: Path, name: str, digest: str, size: int, source: str, kind: str) -> NameEntry:
+        newest = max(self._versions(name), default=0)
+        if newest and (entry := self._entry(name, newest)).digest == digest:
+            return entry
+        entry = NameEntry(
+            name=name, version=newest + 1, digest=digest, size=size, created=time.time(), source=source, kind=kind
+        )
+        _write(directory / f"{entry.version}.json", msgspec.json.format(msgspec.json.encode(entry)))
+        return entry
+
+    def add_stack(
+        self, images: Mapping[str, Path], stack: StackFile, name: str, *, source: str = "", kind: str = ""
+    ) -> NameEntry:
+        """Take over the images of a stack, by digest, under the next version of `name`.
+
+        Layers of the stack that are not in `images` must be in the store: `CreateFailed` when one was removed meanwhile.
+        """
+        check_name(name, "name")
+        document = msgspec.json.format(msgspec.json.encode(stack, order="deterministic"))
+        digest = "sha256:" + hashlib.sha256(document).hexdigest()
+        with _flock(self.root / "lock", fcntl.LOCK_SH), self._locked(name) as directory:
+            for layer, image in images.items():
+                self._place(image, layer)
+            if gone := [layer for layer in stack.layers if not self._path(layer).exists()]:
+                raise CreateFailed(f"layer {gone[0]} was removed meanwhile", hint="import again", phase="convert")
+            _write(self._stacks / f"{refs.hex_of(digest)}.json", document)
+            size = sum(self._path(layer).stat().st_size for layer in stack.layers)
+            return self._next_version(directory, name, digest, size, source, kind)
+
+    def stack(self, digest: str) -> StackFile | None:
+        """The image of that digest; None when it is of a single layer, or unknown."""
+        try:
+            return msgspec.json.decode((self._stacks / f"{refs.hex_of(digest)}.json").read_bytes(), type=StackFile)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise LayerCorrupt(f"image {digest} cannot be read: {error}", hint=_REMEDY, phase="resolve") from error
 
     def _place(self, image: Path, digest: str) -> tuple[Path, int]:
         path, size = self._path(digest), image.stat().st_size
@@ -122,8 +169,12 @@ class LayerStore:
         _sync(path.parent)
         return path, size
 
+    def image_path(self, digest: str) -> Path:
+        """Where the image of a layer is, or would be."""
+        return self._path(digest)
+
     def resolve(self, ref: str, field: str = "environment") -> Layer:
-        """The layer that a reference names. `EnvironmentNotFound` tells names that are near."""
+        """The layer that a reference names; of a stack the top one. `EnvironmentNotFound` tells names that are near."""
         wanted = refs.parse(ref, field)
         if wanted.digest:
             return self._layer(wanted.digest, "", 0, ref)
@@ -132,6 +183,13 @@ class LayerStore:
             raise EnvironmentNotFound(f"no environment {wanted.name!r}", hint=self._near(wanted.name), field=field)
         version = max(versions) if not wanted.version else self._numbered(wanted, versions, field)
         return self._layer(self._entry(wanted.name, version).digest, wanted.name, version, ref)
+
+    def changed(self, name: str) -> int:
+        """When a version of a name was last added or removed, in ns since 1970 by the file system's clock; 0 for none."""
+        try:
+            return os.stat(self._names / name).st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def _numbered(self, wanted: refs.Ref, versions: tuple[int, ...], field: str) -> int:
         if wanted.version.isdigit() and int(wanted.version) in versions:
@@ -147,6 +205,13 @@ class LayerStore:
         return "known: " + ", ".join(names[:10]) if names else "none is known: `barchan env bootstrap debian-12`"
 
     def _layer(self, digest: str, name: str, version: int, ref: str) -> Layer:
+        stack = self.stack(digest)
+        if stack is None:
+            return self._single(digest, name, version, ref)
+        *below, top = (self._single(layer, name or ref, version, ref) for layer in stack.layers)
+        return msgspec.structs.replace(top, name=name, below=tuple(below))
+
+    def _single(self, digest: str, name: str, version: int, ref: str) -> Layer:
         path = self._path(digest)
         try:
             return Layer(digest, path, path.stat().st_size, name, version)
@@ -179,11 +244,22 @@ class LayerStore:
                 (directory / f"{version}.json").unlink(missing_ok=True)
 
     def _remove_unnamed(self) -> None:
-        used = {entry.digest for entry in self.list()}
+        named = {entry.digest for entry in self.list()}
+        used = set(named)
+        for document in self._stacks.glob("*.json"):
+            digest = f"sha256:{document.stem}"
+            if digest in named and (stack := self.stack(digest)):
+                used.update(stack.layers)
+            elif digest not in named:
+                document.unlink(missing_ok=True)
         for image in self._images.glob("*.erofs"):
             if f"sha256:{image.stem}" not in used:
                 (self._verified / image.stem).unlink(missing_ok=True)
                 image.unlink(missing_ok=True)
+        kept = {image.stem for image in self._images.glob("*.erofs")}
+        for record in self.converted.glob("*/*.json"):
+            if record.stem not in kept:
+                record.unlink(missing_ok=True)
 
     def check(self, layer: Layer) -> None:
         """Before a mount: the superblock, and the whole content unless this very file was hashed before."""

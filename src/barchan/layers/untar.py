@@ -13,47 +13,38 @@ import stat
 import tarfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
-from barchan.errors import InvalidRequest, NodeStorageFull
+from barchan.errors import InvalidRequest
+from barchan.layers.tarwalk import MOST_DEPTH, Budget, Tar, attributes_of, opened, time_of
 from barchan.spec import MIB
 
-MOST_ENTRIES = 2_000_000
 _SPARE = 64 * MIB
-_NODE_BYTES = 4096
-_COPY = 1 << 20
-_XATTR = "SCHILY.xattr."
 _ALLOWED_XATTRS = ("user.", "security.capability", "system.posix_acl_")
 _PARENT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def unpack(archive: Path, root: Path) -> None:
-    """Unpack `archive` (plain, gzip, bzip2 or xz) into the empty directory `root`, owners and modes included.
+def unpack(archive: Path, root: Path, shown: str = "") -> None:
+    """Unpack the uncompressed tar `archive` into the empty directory `root`, owners and modes included.
 
     Raises `InvalidRequest` naming the member, `NodeStorageFull` when it does not fit.
     """
     os.chmod(root, 0o755)
-    free = shutil.disk_usage(root).free - _SPARE
-    try:
-        with tarfile.open(archive, mode="r:*") as tar, _Target(root, free) as target:
-            for member in tar:
-                target.place(member, tar)
-            target.finish()
-    except (tarfile.TarError, EOFError) as error:
-        raise InvalidRequest(
-            f"{archive.name} is not a readable tar: {error}", field="source", phase="unpack"
-        ) from error
+    budget = Budget(shutil.disk_usage(root).free - _SPARE, "unpack")
+    with opened(archive, shown or archive.name, "unpack") as tar, _Target(root, tar, budget) as target:
+        for member in tar.members():
+            target.place(member)
+        target.finish()
 
 
 class _Target:
     """A directory being filled. The parent of the last member stays open: most members share it with the next."""
 
-    def __init__(self, root: Path, room: int) -> None:
+    def __init__(self, root: Path, tar: Tar, budget: Budget) -> None:
         self._stack = ExitStack()
         self._root = os.open(root, _PARENT)
         self._stack.callback(os.close, self._root)
-        self._room = room
-        self._entries = 0
+        self._tar, self._budget = tar, budget
         self._parent: tuple[tuple[str, ...], int] = ((), self._root)
         self._directories: dict[tuple[str, ...], tarfile.TarInfo] = {}
 
@@ -64,9 +55,9 @@ class _Target:
         self._forget()
         self._stack.close()
 
-    def place(self, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+    def place(self, member: tarfile.TarInfo) -> None:
         parts = _parts(member.name, member.name)
-        self._count(member)
+        self._budget.take(member.name, member.size if member.isreg() else 0)
         if not parts:
             return self._remember((), member)
         *above, name = parts
@@ -75,7 +66,7 @@ class _Target:
             return self._directory(parent, parts, member)
         _clear(parent, name, member.name)
         if member.isreg():
-            self._file(parent, name, member, tar)
+            self._file(parent, name, member)
         elif member.issym():
             os.symlink(member.linkname, name, dir_fd=parent)
             _own(parent, name, member)
@@ -83,14 +74,6 @@ class _Target:
             self._link(parent, name, member)
         else:
             _special(parent, name, member)
-
-    def _count(self, member: tarfile.TarInfo) -> None:
-        self._entries += 1
-        self._room -= _NODE_BYTES + (member.size if member.isreg() else 0)
-        if self._entries > MOST_ENTRIES:
-            raise _refuse(member.name, f"is beyond the limit of {MOST_ENTRIES} members")
-        if self._room < 0:
-            raise NodeStorageFull("the tar does not fit on the disk of the layer store", phase="unpack", field="source")
 
     def _open(self, parts: tuple[str, ...], shown: str) -> int:
         if parts == self._parent[0]:
@@ -122,12 +105,10 @@ class _Target:
         """Modes and times of directories come last: writing into one changes its time."""
         self._directories[parts] = member
 
-    def _file(self, parent: int, name: str, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+    def _file(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb") as out:
-            source = tar.extractfile(member)
-            if source is not None:
-                _copy(source, out)
+            self._tar.copy(member, out.fileno())
             _own(parent, name, member)
             os.fchmod(out.fileno(), stat.S_IMODE(member.mode))
             _attributes(out.fileno(), member)
@@ -174,6 +155,8 @@ def _parts(name: str, shown: str) -> tuple[str, ...]:
     if name.startswith("/") or "\0" in name:
         raise _refuse(shown, "has an absolute name")
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if len(parts) > MOST_DEPTH:
+        raise _refuse(shown, f"lies more than {MOST_DEPTH} directories deep")
     if ".." in parts:
         raise _refuse(shown, "has '..' in its name")
     if any(part.startswith(".wh.") for part in parts):
@@ -205,22 +188,18 @@ def _own(parent: int, name: str, member: tarfile.TarInfo) -> None:
 
 
 def _attributes(fd: int, member: tarfile.TarInfo) -> None:
-    for key, value in member.pax_headers.items():
-        if not key.startswith(_XATTR):
-            continue
-        name = key.removeprefix(_XATTR)
+    for name, value in attributes_of(member).items():
         if not name.startswith(_ALLOWED_XATTRS):
             raise _refuse(member.name, f"has the attribute {name!r}, which a layer may not carry")
-        os.setxattr(fd, name, value.encode("utf-8", "surrogateescape"))
+        os.setxattr(fd, name, value)
 
 
 def _times(member: tarfile.TarInfo) -> tuple[int, int]:
-    moment = max(0, int(member.mtime * 1_000_000_000) if isinstance(member.mtime, float) else member.mtime * 10**9)
+    try:
+        moment = time_of(member)
+    except ValueError as error:
+        raise _refuse(member.name, f"has a modification time that {error}") from error
     return moment, moment
-
-
-def _copy(source: IO[bytes], out: IO[bytes]) -> None:
-    shutil.copyfileobj(source, out, _COPY)
 
 
 def _refuse(name: str, reason: str) -> InvalidRequest:

@@ -1,0 +1,110 @@
+"""An OCI image becomes a stack of layers in the store, one for each of its own.
+
+Phases, as errors name them: *resolve* finds the image in what was given, *pull* reads a blob and checks it against its
+digest, *convert* makes a layer of it. A layer whose content is known from another image is not read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from barchan.errors import InvalidRequest
+from barchan.kernel import directories
+from barchan.layers import changeset, compression, erofs, lower, stack
+from barchan.layers.conversions import Conversion, Conversions
+from barchan.layers.oci_blobs import Parts, verified
+from barchan.layers.oci_schema import wrong
+from barchan.layers.oci_select import Image, LayerPart
+from barchan.layers.store import LayerStore, NameEntry, StackFile, digest_of
+from barchan.spec import MIB
+
+Progress = Callable[[str], None]
+
+
+def import_image(
+    store: LayerStore, parts: Parts, image: Image, name: str, *, source: str, kind: str, progress: Progress
+) -> NameEntry:
+    """Give the image the next version of `name`; the same image again is no new version.
+
+    Raises `InvalidRequest` naming the blob or the member at fault, `NodeStorageFull`, `FeatureMissing`; the store is then
+    as it was.
+    """
+    with store.temporary() as work:
+        conversion = _Conversion(store, parts, work, progress)
+        for number, part in enumerate(image.layers, 1):
+            conversion.add(part, f"layer {number} of {len(image.layers)}")
+        layers = tuple(conversion.digests())
+        if len(layers) > stack.MOST:
+            raise wrong(f"the image has {len(layers)} layers, at most {stack.MOST}", "flatten it, or squash layers")
+        document = StackFile(
+            layers=layers, env=image.defaults.env, workdir=image.defaults.workdir, user=image.defaults.user
+        )
+        entry = store.add_stack(conversion.images, document, name, source=source, kind=kind)
+        conversion.record()
+        return entry
+
+
+class _Conversion:
+    """Layers from the bottom up. What is new lies in `work` until the whole image is there."""
+
+    def __init__(self, store: LayerStore, parts: Parts, work: Path, progress: Progress) -> None:
+        self._store, self._known = store, Conversions(store)
+        self._parts, self._work, self._progress = parts, work, progress
+        self._done: list[Conversion] = []
+        self.images: dict[str, Path] = {}
+
+    def add(self, part: LayerPart, shown: str) -> None:
+        with lower.mounted(self._below()) as below:
+            found = next((one for one in self._candidates(part.diff_id) if below.gives(one.facts)), None)
+            if found is None:
+                found = self._convert(part, below, shown)
+            else:
+                self._progress(f"{shown}: known, {part.diff_id}")
+        self._done = [found] if found.bottom else [*self._done, found]
+
+    def _candidates(self, diff_id: str) -> list[Conversion]:
+        return [*(one for one in self._done if one.diff_id == diff_id), *self._known.of(diff_id)]
+
+    def _below(self) -> tuple[Path, ...]:
+        return tuple(self.images.get(d) or self._store.image_path(d) for d in reversed(self.digests()))
+
+    def digests(self) -> list[str]:
+        """Bottom first. Of two equal layers the upper one covers all that the lower one could show."""
+        return list(dict.fromkeys(one.layer for one in reversed(self._done)))[::-1]
+
+    def _convert(self, part: LayerPart, below: lower.Lower, shown: str) -> Conversion:
+        with self._store.temporary() as work:
+            archive, tree, image = work / "tar", work / "tree", work / "image"
+            self._pull(part, archive, shown)
+            self._progress(f"{shown}: converting {archive.stat().st_size / MIB:.1f} MiB")
+            directories.make(tree, 0o755)
+            bottom = changeset.apply(archive, tree, below, f"layer {part.diff_id}")
+            archive.unlink()
+            erofs.build(tree, image)
+            digest = "sha256:" + digest_of(image)
+            self.images[digest] = image.rename(self._work / digest)
+        facts = tuple(below.facts.values())
+        return Conversion(diff_id=part.diff_id, layer=digest, facts=facts, bottom=bottom)
+
+    def _pull(self, part: LayerPart, archive: Path, shown: str) -> None:
+        """The uncompressed tar, once blob and content are what their digests say."""
+        algorithm, _, wanted = part.diff_id.partition(":")
+        name = part.blob.digest if part.blob else part.name
+        self._progress(f"{shown}: reading {name}")
+        if part.blob is None:
+            with self._parts.open(part.name) as file:
+                found = compression.unpack(file, archive, f"layer {name!r}", algorithm)
+        else:
+            with verified(self._parts, part.blob) as file:
+                found = compression.unpack(file, archive, f"blob {name}", algorithm)
+        if found != wanted:
+            raise InvalidRequest(
+                f"layer {name} is not the one that its image means: its content hashes to {found}, not {wanted}",
+                field="source",
+                phase="pull",
+            )
+
+    def record(self) -> None:
+        for conversion in self._done:
+            self._known.note(conversion)
