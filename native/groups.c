@@ -129,23 +129,14 @@ bool group_alive(const struct group *group) {
 
 int group_pids(const struct group *group, void (*each)(int pid, void *context), void *context) {
     char text[4096];
-    int total = 0, pid = 0;
+    uint32_t total = 0, partial = 0;
     off_t at = 0;
     ssize_t n;
     while ((n = pread(group->procs, text, sizeof text, at)) > 0) {
         at += n;
-        for (ssize_t i = 0; i < n; i++) {
-            if (text[i] != '\n') {
-                pid = pid * 10 + (text[i] - '0');
-                continue;
-            }
-            total++;
-            if (each && pid > 0)
-                each(pid, context);
-            pid = 0;
-        }
+        total += pids_parse(text, (size_t)n, &partial, each, context);
     }
-    return n < 0 ? -1 : total;
+    return n < 0 ? -1 : (int)total;
 }
 
 const struct group *groups_next(const struct group *after) {

@@ -3,6 +3,7 @@
 #ifndef BARCHAN_GROUPS_H
 #define BARCHAN_GROUPS_H
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct group {
@@ -29,4 +30,8 @@ int group_pids(const struct group *group, void (*each)(int pid, void *context), 
 void groups_sweep(void);
 /* The groups with an operation, one after another; NULL starts. */
 const struct group *groups_next(const struct group *after);
+
+/* process_format.c, pure: calls `each`, unless NULL, for the pids of a cgroup.procs file, which may come in pieces:
+ * `partial` is 0 at first. Its lines. */
+uint32_t pids_parse(const char *text, size_t size, uint32_t *partial, void (*each)(int pid, void *context), void *context);
 #endif

@@ -5,6 +5,7 @@
 #include "identity.h"
 #include "oom.h"
 #include "sessions.h"
+#include "terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 #define LISTEN_FD 3
 #define CGROUP_FD 4
 #define BATCH 64
-#define LAZY_MS 1
+#define LAZY_NS 1000000u
 
 uint8_t scratch[SCRATCH];
 static int epoll_fd;
@@ -115,16 +116,35 @@ static int set_up(void) {
     identity_init();
     spawn_init();
     oom_init();
+    terminal_init();
     return link_listen(LISTEN_FD);
+}
+
+/* Without epoll_pwait2 (Linux 5.11) in whole milliseconds. */
+static int wait_events(struct epoll_event event[BATCH], uint64_t ns) {
+    static bool coarse;
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    if (!coarse && ns != NEVER && ns) {
+        int n = (int)syscall(SYS_epoll_pwait2, epoll_fd, event, BATCH, &t, NULL, 8);
+        coarse = n < 0 && errno != EINTR;
+        if (!coarse)
+            return n;
+    }
+    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
+    return epoll_wait(epoll_fd, event, BATCH, ns == NEVER ? -1 : ms > 3600000 ? 3600000 : (int)ms);
+}
+
+static uint64_t sooner(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
 }
 
 static _Noreturn void serve(void) {
     struct epoll_event event[BATCH];
     for (;;) {
-        int timeout = ops_run();
-        if (link_flush() && (timeout < 0 || timeout > LAZY_MS))
-            timeout = LAZY_MS;
-        int n = epoll_wait(epoll_fd, event, BATCH, children_waiting ? 0 : timeout);
+        uint64_t timeout = sooner(ops_run(), outputs_wake());
+        if (link_flush())
+            timeout = sooner(timeout, LAZY_NS);
+        int n = wait_events(event, children_waiting ? 0 : timeout);
         for (int i = 0; i < n; i++) {
             struct source *source = event[i].data.ptr;
             if (source->fd >= 0)

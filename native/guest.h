@@ -35,10 +35,14 @@ struct output {
     struct source pipe;
     struct op *op;
     struct ring ring;
+    uint64_t limit; /* of `produced` bytes as many are kept */
     uint64_t base, produced, dropped;
     uint64_t sent, credit; /* of this connection */
     uint64_t drain;        /* bytes that were in the pipe when the program ended */
-    bool used, draining, ended, eof_sent;
+    struct output *owner;  /* of a borrowed pipe, which goes back there; or NULL */
+    uint64_t pace_since, pace_bytes, nap_until;
+    struct output *next_nap;
+    bool used, draining, ended, eof_sent, terminal, wide;
 };
 
 struct input {
@@ -46,7 +50,7 @@ struct input {
     struct op *op;
     struct ring ring;
     uint64_t received, limit;
-    bool used, eof, discard;
+    bool used, eof, discard, terminal, line_open;
 };
 
 struct result {
@@ -65,6 +69,8 @@ struct op_class {
     void (*expire)(struct op *op); /* the deadline passed */
     void (*cancel)(struct op *op);
     void (*signal)(struct op *op, uint32_t number, bool everyone);
+    void (*resize)(struct op *op, uint16_t rows, uint16_t columns);
+    void (*drained)(struct op *op); /* an output of a program ended */
     bool (*step)(struct op *op);   /* a slice of work; false: wait for input, space or nothing more */
     void (*release)(struct op *op);
 };
@@ -99,8 +105,8 @@ void ops_credit_input(struct op *op);
 void ops_input_taken(struct op *op);
 void ops_set_deadline(struct op *op, uint64_t when);
 void ops_wake(struct op *op);
-/* Runs file operations for a slice each and deadlines that passed; how long the loop may sleep in ms, -1 for ever. */
-int ops_run(void);
+/* Runs file operations for a slice each and deadlines that passed; how long the loop may sleep in ns, or NEVER. */
+uint64_t ops_run(void);
 uint64_t output_end(const struct output *out);
 void op_started(struct op *op, uint32_t pid);
 /* The first result counts; later calls do nothing. */
@@ -122,6 +128,12 @@ bool link_flush(void);
 void exec_start(struct op *op, const struct request *request);
 /* Reaps a bounded number of children; true if more may wait. */
 bool sessions_reap(void);
+
+/* session_io.c: reads outputs that rested; how long until the next one in ns, or NEVER. */
+uint64_t outputs_wake(void);
+
+/* shell.c */
+void run_start(struct op *op, const struct request *request);
 
 /* files.c */
 void file_start(struct op *op, const struct request *request);

@@ -25,7 +25,7 @@ struct account {
 int account_find(const char *user, struct account *account);
 void identity_release(struct identity *who);
 
-/* Pure halves of account_find. */
+/* accounts.c, pure: what account_find does with the text of the files. */
 bool passwd_find(const char *data, size_t size, const char *user, struct account *account);
 bool group_find(const char *data, size_t size, const char *name, uint32_t *gid);
 /* The first MAX_GROUPS groups; false without memory. */

@@ -353,6 +353,10 @@ static void on_operation(const struct frame *f, struct op *op) {
         if (!op->done && op->class && op->class->signal)
             op->class->signal(op, f->signal, f->scope == 1);
         return;
+    case F_RESIZE:
+        if (!op->done && op->class && op->class->resize)
+            op->class->resize(op, f->rows, f->columns);
+        return;
     case F_CANCEL:
         if (!op->done && op->class)
             op->class->cancel(op);

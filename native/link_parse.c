@@ -51,6 +51,10 @@ static bool fields(struct reader *r, struct frame *f) {
         f->signal = get_u32(r);
         f->scope = get_u32(r);
         return f->signal <= 64 && f->scope <= 1;
+    case F_RESIZE:
+        f->rows = get_u16(r);
+        f->columns = get_u16(r);
+        return true;
     case F_PING:
         return reader_left(r) <= 64;
     case F_CANCEL:

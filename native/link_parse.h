@@ -10,7 +10,7 @@ struct frame {
     struct span payload; /* what follows the fixed fields below */
     uint64_t number;     /* DATA offset, EOF total, CREDIT limit, ACK offset */
     uint32_t signal, scope;
-    uint16_t oldest, newest;
+    uint16_t oldest, newest, rows, columns;
     uint8_t kind;
 };
 

@@ -34,6 +34,10 @@ int sys_attach(int mount, const char *target) {
     return (int)syscall(SYS_move_mount, mount, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH);
 }
 
+int sys_move(const char *from, const char *to) {
+    return (int)syscall(SYS_move_mount, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
 int sys_clone_tree(const char *path) {
     return (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
 }
@@ -126,7 +130,8 @@ static int lean_places(void) {
 
 static int lean_tree(void) {
     if (mkdir("/proc", 0555) || mkdir("/sys", 0555) || mkdir(LEAN_DEV, 0755) || mkdir(LEAN_ROOT, 0755) ||
-        mkdir("/mask", 0755) || mkdir(LEAN_MASK_DIR, 0555) || mknod(LEAN_MASK_FILE, S_IFREG | 0444, 0))
+        mkdir(LEAN_STAGE, 0755) || mkdir(LEAN_STAGE "/proc", 0555) || mkdir(LEAN_STAGE "/sys", 0555) ||
+        mkdir(LEAN_STAGE "/dev", 0755) || mkdir("/mask", 0755) || mkdir(LEAN_MASK_DIR, 0555) || mknod(LEAN_MASK_FILE, S_IFREG | 0444, 0))
         return -1;
     return lean_places();
 }

@@ -10,6 +10,7 @@
 /* Places in the spawner's own, otherwise empty, root. */
 #define LEAN_ROOT "/root"      /* where a child attaches its new root */
 #define LEAN_DEV "/dev"        /* device tree, cloned per sandbox */
+#define LEAN_STAGE "/stage"    /* where a child prepares proc, sys and dev */
 #define LEAN_MASK_DIR "/mask/d" /* covers directories */
 #define LEAN_MASK_FILE "/mask/f" /* covers files */
 
@@ -26,6 +27,7 @@ int fault_at(struct fault *fault, const char *step);
 int sys_mount(const char *source, const char *target, const char *type, unsigned long flags, const char *data);
 int sys_unmount(const char *target);
 int sys_attach(int mount, const char *target);
+int sys_move(const char *from, const char *to);
 int sys_clone_tree(const char *path);
 
 /* Leaves the calling process in a new mount namespace that holds nothing but /proc, /sys and the trees above.

@@ -31,7 +31,7 @@ static bool takes_input(const struct request *request) {
 }
 
 static uint8_t output_streams(uint8_t kind) {
-    if (kind == OP_EXEC)
+    if (kind == OP_EXEC || kind == OP_RUN)
         return 2;
     return kind == OP_LIST || kind == OP_READ || kind == OP_GET_TREE || kind == OP_PROCESSES;
 }
@@ -98,7 +98,7 @@ void ops_start(uint64_t id, uint8_t kind, struct span body) {
             refuse(id, REFUSE_BUSY, "out of memory");
         else {
             ops_last = id;
-            (kind == OP_EXEC ? exec_start : file_start)(op, &request);
+            (kind == OP_EXEC ? exec_start : kind == OP_RUN ? run_start : file_start)(op, &request);
         }
         request_release(&request);
     }
@@ -261,17 +261,16 @@ static void run_deadlines(uint64_t now) {
     }
 }
 
-int ops_run(void) {
+uint64_t ops_run(void) {
     run_slices();
     if (run_first)
         return 0;
     if (soonest == NEVER)
-        return -1;
+        return NEVER;
     uint64_t now = monotonic_ns();
     if (soonest <= now)
         run_deadlines(now);
     if (soonest == NEVER)
-        return -1;
-    uint64_t left = soonest > now ? (soonest - now + 999999) / 1000000 : 0;
-    return left > 3600000 ? 3600000 : (int)left;
+        return NEVER;
+    return soonest > now ? soonest - now : 0;
 }

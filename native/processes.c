@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define ARGV_MAX 4096u
-
 struct owner {
     int pid;
     uint64_t op;
@@ -55,42 +53,15 @@ static ssize_t read_file(int proc, int pid, const char *name, char *into, size_t
     return n;
 }
 
-static unsigned long field(const char *status, const char *name) {
-    const char *at = strstr(status, name);
-    return at ? strtoul(at + strlen(name), NULL, 10) : 0;
-}
-
-static void put_argv(struct writer *w, const char *text, size_t size) {
-    uint8_t *count_at = w->at;
-    uint32_t count = 0;
-    put_u32(w, 0);
-    while (size) {
-        size_t one = strnlen(text, size);
-        put_bytes(w, text, (uint32_t)one);
-        count++;
-        one += one < size;
-        text += one;
-        size -= one;
-    }
-    memcpy(count_at, &count, sizeof count);
-}
-
 static bool send_process(struct op *op, struct scan *t, int pid) {
     char status[4096], argv[ARGV_MAX];
-    uint8_t record[64 + 5 * ARGV_MAX];
+    uint8_t record[PROCESS_MAX];
     struct writer w = writer_of(record, sizeof record);
     ssize_t size = read_file(dirfd(t->dir), pid, "status", status, sizeof status);
     if (size <= 0)
         return true;
     size = read_file(dirfd(t->dir), pid, "cmdline", argv, sizeof argv);
-    const char *state = strstr(status, "\nState:\t");
-    put_u32(&w, (uint32_t)pid);
-    put_u32(&w, (uint32_t)field(status, "\nPPid:\t"));
-    put_u32(&w, (uint32_t)field(status, "\nUid:\t"));
-    put_u32(&w, state ? (uint8_t)state[8] : '?');
-    put_u64(&w, field(status, "\nVmRSS:\t") * 1024u);
-    put_u64(&w, owner_of(t, pid));
-    put_argv(&w, argv, size > 0 ? (size_t)size : 0);
+    process_put(&w, pid, owner_of(t, pid), status, argv, size > 0 ? (size_t)size : 0);
     return task_emit(op, record, (uint32_t)(w.at - record));
 }
 

@@ -32,8 +32,15 @@ static bool env_is_sound(char **env) {
     return true;
 }
 
+/* A shell session reads /dev/null and has no terminal; only it may leave its program to the guest. */
+static bool exec_is_sound(const struct request *request) {
+    if (request->flags & EXEC_SHELL)
+        return !(request->flags & (EXEC_STDIN | EXEC_TTY));
+    return request->argc > 0;
+}
+
 static void get_exec(struct reader *r, struct request *out) {
-    get_flags(r, out, EXEC_STDIN | EXEC_MERGE | EXEC_KEEP_BACKGROUND);
+    get_flags(r, out, EXEC_STDIN | EXEC_MERGE | EXEC_KEEP_BACKGROUND | EXEC_TTY | EXEC_SHELL);
     out->timeout_ms = get_u32(r);
     out->grace_ms = get_u32(r);
     out->output_limit = get_u64(r);
@@ -44,7 +51,22 @@ static void get_exec(struct reader *r, struct request *out) {
     get_path(r, out->path);
     out->argv = get_strings(r, &out->argc);
     out->env = get_strings(r, &out->envc);
-    r->bad |= !out->argv || !out->argc || !out->env || !env_is_sound(out->env);
+    r->bad |= !out->argv || !exec_is_sound(out) || !out->env || !env_is_sound(out->env);
+}
+
+static void get_run(struct reader *r, struct request *out) {
+    out->shell = get_u64(r);
+    out->timeout_ms = get_u32(r);
+    out->grace_ms = get_u32(r);
+    out->output_limit = get_u64(r);
+    struct span s = get_bytes(r);
+    if (r->bad || (s.size && memchr(s.data, 0, s.size)) || !(out->command = malloc(s.size + 1u))) {
+        r->bad = true;
+        return;
+    }
+    if (s.size)
+        memcpy(out->command, s.data, s.size);
+    out->command[s.size] = 0;
 }
 
 static void get_write(struct reader *r, struct request *out) {
@@ -73,6 +95,9 @@ static void get_fields(struct reader *r, struct request *out) {
     switch (out->kind) {
     case OP_EXEC:
         get_exec(r, out);
+        return;
+    case OP_RUN:
+        get_run(r, out);
         return;
     case OP_STAT:
         get_path(r, out->path);
@@ -130,5 +155,7 @@ bool request_parse(uint8_t kind, struct span body, struct request *out) {
 void request_release(struct request *request) {
     free(request->argv);
     free(request->env);
+    free(request->command);
     request->argv = request->env = NULL;
+    request->command = NULL;
 }

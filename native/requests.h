@@ -13,7 +13,7 @@ enum mkdir_flag { MKDIR_PARENTS = 1 };
 enum remove_flag { REMOVE_TREE = 1, REMOVE_MISSING = 2 };
 enum put_flag { PUT_PARENTS = 1 };
 
-/* `argv` and `env` are malloc'ed blocks that request_release frees. Unused fields of a kind are zero. */
+/* `argv`, `env` and `command` are malloc'ed blocks that request_release frees. Unused fields of a kind are zero. */
 struct request {
     uint8_t kind;
     char user[USER_LIMIT];
@@ -25,6 +25,8 @@ struct request {
     uint64_t output_limit;
     char **argv, **env;
     uint32_t argc, envc;
+    uint64_t shell; /* the operation that opened the session */
+    char *command;
     uint64_t offset, length;
     uint32_t depth, mode, uid, gid;
     bool follow;

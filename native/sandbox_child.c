@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "data_mounts.h"
 #include "mounts.h"
 #include "no_clone3.h"
 #include "seccomp_filters.h"
@@ -67,11 +68,30 @@ static void require(const struct child_plan *plan, int result, const char *step)
 
 static uint32_t lap(const struct child_plan *plan) { return (uint32_t)(monotonic_us() - plan->started_us); }
 
-/* ---- before "go": what needs no id map, while the spawner writes maps and makes the overlay ---- */
+/* ---- before the id maps are written ---- */
+
+/* Copies of what belongs to other containers: a parked child would keep them open, and with them their links. */
+static void close_others(const struct child_plan *plan) {
+    int keep[3 + SPAWN_MAX_GROUPS] = {plan->link, plan->cgroup, plan->guest};
+    uint32_t count = 3, from = RESERVED_FDS;
+    for (uint32_t i = 0; i < plan->request.groups; i++)
+        keep[count++] = plan->groups[i];
+    for (;;) {
+        uint32_t next = UINT32_MAX;
+        for (uint32_t i = 0; i < count; i++)
+            if ((uint32_t)keep[i] >= from && (uint32_t)keep[i] < next)
+                next = (uint32_t)keep[i];
+        if (next > from)
+            syscall(SYS_close_range, from, next - 1, 0);
+        if (next == UINT32_MAX)
+            return;
+        from = next + 1;
+    }
+}
 
 /* A thread that moves itself through `tasks` skips the lock that a move through cgroup.procs waits a grace period for. */
 static void join_groups(const struct child_plan *plan) {
-    for (uint32_t i = 0; i < plan->request->groups; i++)
+    for (uint32_t i = 0; i < plan->request.groups; i++)
         if (write(plan->groups[i], "0", 1) != 1)
             fail(plan, "cgroup");
 }
@@ -89,17 +109,17 @@ static int loopback_up(void) {
 
 /* A cgroup namespace made before the v1 moves would show host paths in /proc/self/cgroup. */
 static void own_namespaces(const struct child_plan *plan) {
-    int own_net = !(plan->request->flags & SPAWN_NETNS);
+    int own_net = !(plan->request.flags & SPAWN_NETNS);
     require(plan, (int)syscall(SYS_unshare, CLONE_NEWCGROUP | (own_net ? CLONE_NEWNET : 0)), "namespaces");
     if (own_net)
         require(plan, loopback_up(), "loopback");
 }
 
-/* Descriptors of the mounts by go_mount, -1 where there is none. */
-static void await_go(const struct child_plan *plan, int mounts[GO_MOUNTS]) {
+/* Descriptors by go_fd, -1 where there is none. */
+static struct go_message await_go(const struct child_plan *plan, int fds[GO_FDS]) {
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int) * GO_MOUNTS)];
+        char space[CMSG_SPACE(sizeof(int) * GO_FDS)];
     } control;
     struct go_message go = {0};
     struct iovec piece = {&go, sizeof go};
@@ -109,13 +129,26 @@ static void await_go(const struct child_plan *plan, int mounts[GO_MOUNTS]) {
         _exit(112); /* the spawner is gone: nobody wants this sandbox */
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     const unsigned char *next = head ? CMSG_DATA(head) : NULL;
-    for (int i = 0; i < GO_MOUNTS; i++) {
-        mounts[i] = -1;
-        if (next && (go.mounts & (1u << i))) {
-            memcpy(&mounts[i], next, sizeof(int));
+    for (int i = 0; i < GO_FDS; i++) {
+        fds[i] = -1;
+        if (next && (go.given & (1u << i))) {
+            memcpy(&fds[i], next, sizeof(int));
             next += sizeof(int);
         }
     }
+    return go;
+}
+
+static void await_maps(const struct child_plan *plan, int fds[GO_FDS]) { await_go(plan, fds); }
+
+static void await_order(struct child_plan *plan, int fds[GO_FDS]) {
+    struct go_message go = await_go(plan, fds);
+    plan->listener = fds[GO_LISTENER];
+    plan->started_us = go.started_us;
+    plan->request.flags = go.flags;
+    plan->request.oom_score_adj = go.oom_score_adj;
+    plan->request.data = go.data;
+    memcpy(plan->request.hostname, go.hostname, sizeof plan->request.hostname);
 }
 
 /* Files made meanwhile belong to the sandbox's root. */
@@ -131,7 +164,7 @@ static void files_as_self(const struct child_plan *plan) {
     require(plan, (int)syscall(SYS_setreuid, -1, -1), "file-user");
 }
 
-/* ---- the file system; the working directory is the new root ---- */
+/* ---- the file system: proc, sys and dev are made ready aside, then moved into the new root ---- */
 
 /* The image is not trusted: a link in place of /proc would have the mount land elsewhere. */
 static void mount_point(const struct child_plan *plan, const char *name, mode_t mode) {
@@ -163,15 +196,22 @@ static void mount_sys(const struct child_plan *plan, int sysfs) {
         require(plan, sys_mount("sysfs", "sys", "sysfs", flags, NULL), "sysfs");
 }
 
-static void mount_all(const struct child_plan *plan, const int mounts[GO_MOUNTS]) {
+static void mount_aside(const struct child_plan *plan, const int fds[GO_FDS]) {
     const unsigned long quiet = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+    require(plan, chdir(LEAN_STAGE), "enter-stage");
     require(plan, sys_mount("proc", "proc", "proc", quiet, NULL), "proc");
-    mount_sys(plan, mounts[GO_SYSFS]);
-    require(plan, sys_attach(mounts[GO_DEV], "dev"), "dev");
+    mount_sys(plan, fds[GO_SYSFS]);
+    require(plan, sys_attach(fds[GO_DEV], "dev"), "dev");
     /* No gid=5: /proc/mounts would show it as a host id. A limit, because the host's is shared by all. */
     const char *pts = "newinstance,ptmxmode=0666,mode=0620,max=32";
     require(plan, sys_mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, pts), "devpts");
-    require(plan, sys_attach(mounts[GO_SHM], "dev/shm"), "shm");
+}
+
+static void move_in(const struct child_plan *plan, int shm) {
+    require(plan, sys_move(LEAN_STAGE "/proc", "proc"), "proc");
+    require(plan, sys_move(LEAN_STAGE "/sys", "sys"), "sysfs");
+    require(plan, sys_move(LEAN_STAGE "/dev", "dev"), "dev");
+    require(plan, sys_attach(shm, "dev/shm"), "shm");
 }
 
 static int cover(const char *source, const char *target) {
@@ -219,7 +259,7 @@ static void pivot(const struct child_plan *plan) {
 }
 
 static void name_host(const struct child_plan *plan) {
-    const char *name = plan->request->hostname;
+    const char *name = plan->request.hostname;
     require(plan, sethostname(name, strlen(name)), "hostname");
     require(plan, (int)syscall(SYS_setdomainname, "(none)", 6), "domainname");
 }
@@ -258,12 +298,12 @@ static int last_capability(void) {
 
 static void set_filter(const struct child_plan *plan) {
     struct sock_fprog program = {COUNT(seccomp_plain), (struct sock_filter *)(uintptr_t)seccomp_plain};
-    if (plan->request->flags & SPAWN_PTRACE)
+    if (plan->request.flags & SPAWN_PTRACE)
         program = (struct sock_fprog){COUNT(seccomp_ptrace), (struct sock_filter *)(uintptr_t)seccomp_ptrace};
-    if (!(plan->request->flags & SPAWN_SETUID))
+    if (!(plan->request.flags & SPAWN_SETUID))
         require(plan, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no-new-privs");
     require(plan, (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program), "seccomp");
-    if (plan->request->flags & SPAWN_SETUID)
+    if (plan->request.flags & SPAWN_SETUID)
         require(plan, forbid_clone3(), "seccomp");
 }
 
@@ -280,7 +320,7 @@ static void set_capabilities(const struct child_plan *plan, uint64_t kept, int l
 
 static void give_up_privileges(const struct child_plan *plan) {
     const int last = last_capability();
-    const uint64_t kept = kept_capabilities(plan->request->flags, last);
+    const uint64_t kept = kept_capabilities(plan->request.flags, last);
     for (int cap = 0; cap <= last; cap++)
         if (!(kept & BIT(cap)))
             require(plan, prctl(PR_CAPBSET_DROP, cap, 0, 0, 0), "bounding-set");
@@ -300,27 +340,47 @@ _Noreturn static void start_guest(const struct child_plan *plan, const struct ch
     char *arguments[] = {"init", NULL};
     char score[32];
     char *environment[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", score, NULL};
-    snprintf(score, sizeof score, "OOM_SCORE_ADJ=%d", plan->request->oom_score_adj);
+    snprintf(score, sizeof score, "OOM_SCORE_ADJ=%d", plan->request.oom_score_adj);
     if (send(plan->link, report, sizeof *report, MSG_NOSIGNAL) != sizeof *report)
         _exit(112);
     syscall(SYS_execveat, plan->guest, "", arguments, environment, AT_EMPTY_PATH);
     fail(plan, "exec");
 }
 
-_Noreturn void sandbox_child(const struct child_plan *plan) {
-    struct child_report report = {0};
-    int mounts[GO_MOUNTS];
-    reset_signals();
+/* The sandbox but for its files. */
+static void make_ready(const struct child_plan *plan, struct child_report *report) {
+    int fds[GO_FDS];
     join_groups(plan);
-    report.us[0] = lap(plan);
+    report->us[0] = lap(plan);
     own_namespaces(plan);
-    report.us[1] = lap(plan);
-    await_go(plan, mounts);
+    report->us[1] = lap(plan);
+    await_maps(plan, fds);
     files_as_root();
-    enter_root(plan, mounts[GO_OVERLAY]);
-    mount_all(plan, mounts);
+    mount_aside(plan, fds);
     forbid_namespaces(plan);
     mask_all(plan);
+}
+
+static void say_parked(const struct child_plan *plan, struct child_report *report) {
+    report->parked = 1;
+    report->us[2] = lap(plan);
+    if (send(plan->link, report, sizeof *report, MSG_NOSIGNAL) != sizeof *report)
+        _exit(112);
+    memset(report, 0, sizeof *report);
+}
+
+_Noreturn void sandbox_child(struct child_plan *plan) {
+    struct child_report report = {0};
+    int fds[GO_FDS];
+    reset_signals();
+    close_others(plan);
+    make_ready(plan, &report);
+    if (plan->request.flags & SPAWN_PARK)
+        say_parked(plan, &report);
+    await_order(plan, fds);
+    enter_root(plan, fds[GO_OVERLAY]);
+    move_in(plan, fds[GO_SHM]);
+    require(plan, data_attach(plan->link, plan->request.data), "data-mount");
     pivot(plan);
     name_host(plan);
     files_as_self(plan);

@@ -1,5 +1,6 @@
 /* The pipes of a program: what it writes goes to the operation's rings as far as there is room, its input comes from there. */
 #include "sessions.h"
+#include "terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +14,10 @@
 #define RESUME_ROOM (128u << 10)
 #define PUMP_MAX (512u << 10)
 #define MAX_DRAINS 4096u
+#define PACE_NS 1000000u
+#define PACE_FAST (64u << 10) /* in about PACE_NS */
+#define NAP_NS 200000u
+#define TERMINAL_DRAIN (1 << 20)
 
 /* ---- pipes of background processes whose operation is over: read, so that they never block, and dropped ---- */
 
@@ -49,26 +54,93 @@ static bool still_open(const struct source *pipe) {
     return poll(&now, 1, 0) == 0 || now.revents & POLLIN;
 }
 
-static void end_output(struct output *out) {
+/* ---- rests ----
+ *
+ * A program that writes fast in small pieces would wake the guest for each, and each would become a frame: its pipe is
+ * left alone for a while, and then read at once. */
+
+static struct output *napping;
+
+static void stop_nap(struct output *out) {
+    if (!out->nap_until)
+        return;
+    struct output **at = &napping;
+    while (*at != out)
+        at = &(*at)->next_nap;
+    *at = out->next_nap;
+    out->nap_until = 0;
+}
+
+static void pace(struct output *out, uint32_t moved) {
+    uint64_t now = monotonic_ns(), elapsed = now - out->pace_since;
+    if (elapsed > PACE_NS) {
+        out->pace_bytes = elapsed > 4 * PACE_NS ? 0 : out->pace_bytes / 2;
+        out->pace_since = now;
+    }
+    out->pace_bytes += moved;
+    if (out->pace_bytes < PACE_FAST || moved >= FRAME_CHUNK || !out->pipe.events)
+        return;
+    source_watch(&out->pipe, 0);
+    out->nap_until = now + NAP_NS;
+    out->next_nap = napping;
+    napping = out;
+}
+
+static struct output *rested(uint64_t now) {
+    struct output *out = napping;
+    while (out && out->nap_until > now)
+        out = out->next_nap;
+    return out;
+}
+
+uint64_t outputs_wake(void) {
+    uint64_t next = NEVER, now = napping ? monotonic_ns() : 0;
+    for (struct output *out = rested(now); out; out = rested(now)) {
+        stop_nap(out);
+        source_watch(&out->pipe, EPOLLIN);
+        session_output_ready(&out->pipe, 0);
+    }
+    for (const struct output *out = napping; out; out = out->next_nap)
+        next = out->nap_until - now < next ? out->nap_until - now : next;
+    return next;
+}
+
+void session_hand_over(struct output *from, struct output *to) {
+    stop_nap(from);
+    source_watch(&from->pipe, 0);
+    to->pipe = (struct source){session_output_ready, from->pipe.fd, 0};
+    to->wide = from->wide;
+    from->pipe.fd = -1;
+}
+
+/* `closed`: nobody is left who could write. */
+static void end_output(struct output *out, bool closed) {
     out->ended = true;
-    if (out->draining && still_open(&out->pipe)) {
+    stop_nap(out);
+    if (out->owner && !closed) {
+        session_hand_over(out, out->owner);
+        source_watch(&out->owner->pipe, EPOLLIN);
+    } else if (out->draining && !out->terminal && still_open(&out->pipe)) {
         source_watch(&out->pipe, 0);
         drain_for_ever(out->pipe.fd);
         out->pipe.fd = -1;
-    } else
+    } else {
         source_close(&out->pipe);
+        if (out->owner)
+            out->owner->ended = true;
+    }
     link_ready(out->op);
 }
 
 /* How many bytes the next read may take; 0: there is no room now. */
-static uint32_t appetite(struct output *out, bool wide) {
+static uint32_t appetite(struct output *out) {
     uint64_t most = READ_TARGET;
-    uint64_t allowed = ((struct session *)out->op->state)->output_limit - out->produced;
+    uint64_t allowed = out->limit - out->produced;
     if (out->draining && out->drain < most)
         most = out->drain;
     if (allowed < most)
         most = allowed;
-    uint32_t want = wide ? READ_TARGET : RING_MIN;
+    uint32_t want = out->wide ? READ_TARGET : RING_MIN;
     if (!ring_reserve(&out->ring, want < most ? want : (uint32_t)most) && !out->ring.cap)
         return 0;
     uint32_t room = out->ring.cap - out->ring.used;
@@ -83,22 +155,21 @@ static ssize_t read_and_drop(struct output *out) {
     return n;
 }
 
-static void widen(struct session *s, struct output *out) {
-    int index = out == &out->op->out[1];
-    if (s->wide[index])
+static void widen(struct output *out) {
+    if (out->wide || out->terminal)
         return;
-    s->wide[index] = true;
+    out->wide = true;
     fcntl(out->pipe.fd, F_SETPIPE_SZ, READ_TARGET);
 }
 
 /* One read. False: nothing more to read now. */
-static bool pump_once(struct session *s, struct output *out, uint32_t *moved) {
-    bool dropping = out->produced >= s->output_limit;
+static bool pump_once(struct output *out, uint32_t *moved) {
+    bool dropping = out->produced >= out->limit;
     if (out->draining && !out->drain) {
-        end_output(out);
+        end_output(out, false);
         return false;
     }
-    uint32_t size = dropping ? (uint32_t)sizeof scratch : appetite(out, s->wide[out == &out->op->out[1]]);
+    uint32_t size = dropping ? (uint32_t)sizeof scratch : appetite(out);
     if (!size) {
         source_watch(&out->pipe, 0);
         return false;
@@ -107,8 +178,9 @@ static bool pump_once(struct session *s, struct output *out, uint32_t *moved) {
     if (n < 0 && errno == EINTR)
         return true;
     if (n <= 0) {
-        if (n == 0 || errno != EAGAIN || out->draining)
-            end_output(out);
+        bool closed = n == 0 || errno != EAGAIN;
+        if (closed || out->draining)
+            end_output(out, closed);
         return false;
     }
     out->produced += (uint64_t)n;
@@ -117,15 +189,23 @@ static bool pump_once(struct session *s, struct output *out, uint32_t *moved) {
     if (!dropping)
         link_ready(out->op);
     if ((size_t)n == size && size >= RING_MIN)
-        widen(s, out);
-    return (size_t)n == size || out->draining;
+        widen(out);
+    return (size_t)n == size || out->draining || out->terminal;
+}
+
+void session_drop_output(struct output *out) {
+    out->draining = true;
+    if (!out->ended)
+        end_output(out, false);
+    ring_release(&out->ring);
 }
 
 static void pump(struct output *out) {
-    struct session *s = out->op->state;
     uint32_t moved = 0;
-    while (out->pipe.fd >= 0 && moved < PUMP_MAX && pump_once(s, out, &moved))
+    while (out->pipe.fd >= 0 && moved < PUMP_MAX && pump_once(out, &moved))
         ;
+    if (moved && out->pipe.fd >= 0 && !out->draining)
+        pace(out, moved);
 }
 
 void session_output_ready(struct source *source, uint32_t events) {
@@ -133,23 +213,26 @@ void session_output_ready(struct source *source, uint32_t events) {
     (void)events;
     pump(out);
     if (out->ended)
-        session_progress(out->op);
+        out->op->class->drained(out->op);
 }
 
 void session_space(struct op *op) {
     for (int i = 0; i < 2; i++) {
         struct output *out = &op->out[i];
-        if (out->pipe.fd >= 0 && !out->pipe.events && ring_room(&out->ring) >= RESUME_ROOM)
+        if (out->pipe.fd >= 0 && !out->pipe.events && !out->nap_until && ring_room(&out->ring) >= RESUME_ROOM)
             source_watch(&out->pipe, EPOLLIN);
     }
 }
 
-/* The first process ended: what it wrote is in the pipe now; what comes later is of background processes. */
+/* A terminal hands its bytes on in its own time, and tells no number. */
 void session_start_drain(struct output *out) {
-    int waiting = 0;
+    int waiting = TERMINAL_DRAIN;
     if (out->draining || out->ended || !out->used)
         return;
-    ioctl(out->pipe.fd, FIONREAD, &waiting);
+    stop_nap(out);
+    source_watch(&out->pipe, EPOLLIN);
+    if (!out->terminal && ioctl(out->pipe.fd, FIONREAD, &waiting))
+        waiting = 0;
     out->draining = true;
     out->drain = (uint64_t)waiting;
     pump(out);
@@ -159,6 +242,8 @@ void session_start_drain(struct output *out) {
 
 void session_feed(struct op *op) {
     struct input *in = &op->in;
+    if (in->ring.used)
+        in->line_open = in->ring.data[(in->ring.head + in->ring.used - 1) & (in->ring.cap - 1)] != '\n';
     while (in->pipe.fd >= 0 && in->ring.used) {
         if (ring_write(&in->ring, in->pipe.fd, in->ring.used) >= 0 || errno == EINTR)
             continue;
@@ -168,6 +253,10 @@ void session_feed(struct op *op) {
         }
         in->discard = true;
         ring_release(&in->ring);
+    }
+    if (in->eof && in->terminal && in->pipe.fd >= 0 && !in->discard && !terminal_end_input(in->pipe.fd, in->line_open)) {
+        source_watch(&in->pipe, EPOLLOUT);
+        return;
     }
     source_watch(&in->pipe, 0);
     if (in->eof || in->discard) {

@@ -6,11 +6,14 @@
 #include "sessions.h"
 #include "guest.h"
 #include "oom.h"
+#include "shell.h"
+#include "terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -41,9 +44,13 @@ static void signal_everyone(struct session *s, int number) {
 static void kill_everyone(struct op *op) {
     struct session *s = op->state;
     s->phase = KILLING;
-    if (!s->group || !group_kill(s->group)) /* open files may have run out; this is repeated until the group is empty */
-        signal_everyone(s, SIGKILL);
+    session_kill(s); /* open files may have run out; this is repeated until the group is empty */
     ops_set_deadline(op, monotonic_ns() + KILL_AGAIN_NS);
+}
+
+void session_kill(struct session *s) {
+    if (!s->group || !group_kill(s->group))
+        signal_everyone(s, SIGKILL);
 }
 
 static void session_expire(struct op *op) {
@@ -79,6 +86,11 @@ static void session_signal(struct op *op, uint32_t number, bool everyone) {
         kill(-s->pid, (int)number);
 }
 
+static void session_resize(struct op *op, uint16_t rows, uint16_t columns) {
+    if (op->out[0].terminal && op->out[0].pipe.fd >= 0)
+        terminal_resize(op->out[0].pipe.fd, rows, columns);
+}
+
 static void conclude(struct op *op) {
     struct session *s = op->state;
     int status = s->wait_status;
@@ -100,6 +112,9 @@ void session_progress(struct op *op) {
     struct session *s = op->state;
     if (op->done || !s->reaped || s->status.fd >= 0 || (s->phase != RUNNING && alive(s)))
         return;
+    source_close(&s->slave);
+    if (s->shell && !shell_over(s->shell))
+        return;
     bool wait = s->flags & EXEC_KEEP_BACKGROUND && s->phase == RUNNING;
     for (int i = 0; i < 2 && !wait; i++)
         session_start_drain(&op->out[i]);
@@ -113,6 +128,9 @@ void session_progress(struct op *op) {
 
 static void abandon(struct op *op, int error, const char *step) {
     struct session *s = op->state;
+    if (s->shell)
+        shell_abandon(s->shell);
+    source_close(&s->slave);
     source_close(&op->in.pipe);
     for (int i = 0; i < 2; i++)
         source_close(&op->out[i].pipe);
@@ -156,6 +174,8 @@ static void unlist(struct session *s) {
 static void session_release(struct op *op) {
     struct session *s = op->state;
     unlist(s);
+    if (s->shell)
+        free_later(s->shell);
     free_later(s);
 }
 
@@ -165,30 +185,57 @@ static const struct op_class session_class = {
     .expire = session_expire,
     .cancel = session_cancel,
     .signal = session_signal,
+    .resize = session_resize,
+    .drained = session_progress,
     .release = session_release,
 };
 
+struct session *session_of(const struct op *op) {
+    return op && op->class == &session_class ? op->state : NULL;
+}
+
 struct pipes {
-    int in[2], out[2], err[2], status[2];
+    int in[2], out[2], err[2], status[2], commands[2], reports[2];
 };
 
 static void close_all(struct pipes *p) {
-    for (int *fd = p->in; fd < p->in + 8; fd++)
+    for (int *fd = p->in; fd < p->in + sizeof *p / sizeof *fd; fd++)
         if (*fd >= 0)
             close(*fd);
 }
 
+static bool make_shell_pipes(const struct request *request, struct pipes *p) {
+    return !(request->flags & EXEC_SHELL) || (pipe2(p->commands, O_CLOEXEC) == 0 && pipe2(p->reports, O_CLOEXEC) == 0);
+}
+
 /* Made as the user, so that opening /dev/stdout again works for the program. */
 static int make_pipes(const struct request *request, const struct identity *who, struct pipes *p) {
-    *p = (struct pipes){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
     int error = identity_enter(who);
     if (error)
         return error;
     bool fine = pipe2(p->status, O_CLOEXEC) == 0 && pipe2(p->out, O_CLOEXEC) == 0 &&
                 (request->flags & EXEC_MERGE || pipe2(p->err, O_CLOEXEC) == 0) &&
-                (!(request->flags & EXEC_STDIN) || pipe2(p->in, O_CLOEXEC) == 0);
+                (!(request->flags & EXEC_STDIN) || pipe2(p->in, O_CLOEXEC) == 0) && make_shell_pipes(request, p);
     error = fine ? 0 : errno;
     identity_leave();
+    return error;
+}
+
+/* One file both ways, as two descriptors: each is watched for its own direction. */
+static int make_terminal(const struct request *request, const struct identity *who, struct pipes *p) {
+    if (pipe2(p->status, O_CLOEXEC))
+        return errno;
+    p->out[0] = terminal_open(who, request->rows, request->columns, &p->out[1]);
+    if (p->out[0] < 0)
+        return errno;
+    p->in[1] = fcntl(p->out[0], F_DUPFD_CLOEXEC, 0);
+    p->in[0] = fcntl(p->out[1], F_DUPFD_CLOEXEC, 0);
+    return p->in[0] < 0 || p->in[1] < 0 ? errno : 0;
+}
+
+static int make_channels(const struct request *request, const struct identity *who, struct pipes *p) {
+    memset(p, 0xff, sizeof *p); /* -1 throughout */
+    int error = (request->flags & EXEC_TTY ? make_terminal : make_pipes)(request, who, p);
     if (error)
         close_all(p);
     return error;
@@ -203,21 +250,41 @@ static void adopt(struct source *source, int *fd, void (*ready)(struct source *,
     *fd = -1;
 }
 
+/* Nobody will type anything: the program reads end-of-file, as it does without a terminal. */
+static void attach_terminal(struct op *op, struct session *s, struct pipes *p) {
+    op->out[0].terminal = op->in.terminal = true;
+    s->slave.fd = p->in[0];
+    p->in[0] = -1;
+    op->in.eof |= !op->in.used;
+    if (op->in.eof)
+        session_feed(op);
+}
+
 static void attach(struct op *op, struct session *s, struct pipes *p) {
     adopt(&s->status, &p->status[0], status_ready, EPOLLIN);
-    adopt(&op->out[0].pipe, &p->out[0], session_output_ready, EPOLLIN);
-    adopt(&op->out[1].pipe, &p->err[0], session_output_ready, EPOLLIN);
-    adopt(&op->in.pipe, &p->in[1], session_input_ready, 0);
-    op->out[1].ended = op->out[1].pipe.fd < 0;
+    if (s->shell) {
+        shell_attach(s->shell, p->commands[1], p->reports[0], p->out[0], p->err[0]);
+        p->commands[1] = p->reports[0] = p->out[0] = p->err[0] = -1;
+    } else {
+        adopt(&op->out[0].pipe, &p->out[0], session_output_ready, EPOLLIN);
+        adopt(&op->out[1].pipe, &p->err[0], session_output_ready, EPOLLIN);
+        adopt(&op->in.pipe, &p->in[1], session_input_ready, 0);
+        op->out[1].ended = op->out[1].pipe.fd < 0;
+    }
+    if (s->flags & EXEC_TTY)
+        attach_terminal(op, s, p);
     close_all(p);
 }
 
 static int run(struct op *op, struct session *s, const struct request *request, const struct account *account) {
     struct pipes p;
-    int error = make_pipes(request, &account->who, &p);
+    int error = make_channels(request, &account->who, &p);
     if (error)
         return error;
-    struct spawn_plan plan = {request, account, s->group, p.in[0], p.out[1], p.err[1] >= 0 ? p.err[1] : p.out[1], p.status[1]};
+    struct spawn_plan plan = {
+        .request = request, .account = account, .group = s->group, .in = p.in[0], .out = p.out[1],
+        .err = p.err[1] >= 0 ? p.err[1] : p.out[1], .status = p.status[1], .terminal = request->flags & EXEC_TTY,
+        .commands = p.commands[0], .reports = p.reports[1]};
     s->pid = spawn(&plan);
     if (s->pid < 0) {
         error = errno;
@@ -239,7 +306,7 @@ static void start_as(struct op *op, struct session *s, const struct request *req
     }
     int error = run(op, s, request, account);
     if (error)
-        abandon(op, error, error == EINVAL ? "user" : "fork");
+        abandon(op, error, error == EINVAL ? "user" : s->pid ? "fork" : request->flags & EXEC_TTY ? "tty" : "fork");
 }
 
 void exec_start(struct op *op, const struct request *request) {
@@ -249,10 +316,14 @@ void exec_start(struct op *op, const struct request *request) {
         op_fail(op, ENOMEM, "fork");
         return;
     }
-    *s = (struct session){.op = op, .status.fd = -1, .flags = request->flags, .grace_ms = request->grace_ms,
-                          .output_limit = request->output_limit};
+    *s = (struct session){.op = op, .status.fd = -1, .slave.fd = -1, .flags = request->flags, .grace_ms = request->grace_ms};
+    op->out[0].limit = op->out[1].limit = request->output_limit;
     op->state = s;
     op->class = &session_class;
+    if (request->flags & EXEC_SHELL && !(s->shell = shell_new(s))) {
+        abandon(op, ENOMEM, "fork");
+        return;
+    }
     int error = account_find(request->user, &account);
     if (error) {
         abandon(op, error, "user");

@@ -11,6 +11,9 @@
 #define SPAWN_LOG 256
 #define SPAWN_TIMES 8
 #define SPAWN_IN_FLIGHT 64 /* further requests wait in the socket */
+#define SPAWN_MAX_DATA 16
+#define SPAWN_TARGET 1025 /* bytes of one target of data, its end included */
+#define SPAWN_MOST_PARKED 64
 #define SPAWN_LISTENER 3  /* descriptors of the guest: its listening socket, */
 #define SPAWN_CGROUP 4    /* its cgroup v2 directory */
 
@@ -21,18 +24,27 @@ enum spawn_flag {
     SPAWN_VOLATILE = 8,   /* overlay volatile: no sync of the upper file system at unmount */
     SPAWN_REDUCED = 16,   /* kernel < 6.13: overlayfs takes no descriptors; attach the layers, name them by short paths */
     SPAWN_ALL_CAPS = 32,  /* tests only: keep every capability of the namespace */
+    SPAWN_PARK = 64,      /* make the child and let it wait for an order: see below */
 };
+
+/* A container can be made in two requests. SPAWN_PARK makes a child in all its namespaces and groups, with /proc, /sys and
+ * /dev ready; its descriptors are only the cgroup directory and `groups`, and `layers` is 0. The answer comes when it waits.
+ * A request whose `parked` is the id of that one orders the child: its descriptors are listener, writable tree, layers, and
+ * `groups` is 0; ids are those of the parked one. A parked child ends with the spawner. */
 
 /* Descriptors, in this order: listening socket for the guest, detached mount of the writable tree (holds directories
  * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open `tasks` files of v1 groups
  * (the child writes 0 into each; cgroup.procs does as well, but waits for an RCU grace period, up to 30 ms), `layers` detached
- * read-only mounts, top layer first. */
+ * read-only mounts, top layer first, `data` detached mounts for inside. The targets of these follow the struct in the same
+ * datagram: absolute paths, each ended by a zero byte. */
 struct spawn_request {
     uint32_t magic, id;
     uint32_t uid_base, uid_count;
     uint32_t flags, layers, groups;
     int32_t oom_score_adj;        /* >= 0 */
     uint32_t guest_uid;           /* host id of the first process, outside the map; 0: the spawner's --guest-uid */
+    uint32_t parked;              /* id of the request that parked the child to use; 0: make one */
+    uint32_t data;
     uint32_t reserved;            /* 0 */
     uint64_t shm_bytes;           /* > 0: 0 would be no limit */
     char hostname[64];

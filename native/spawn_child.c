@@ -3,6 +3,7 @@
 #include "sessions.h"
 #include "no_clone3.h"
 #include "paths.h"
+#include "shell.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -33,8 +35,8 @@ void spawn_init(void) {
 }
 
 const char *spawn_step_name(int32_t step) {
-    static const char *const names[] = {"", "user", "cwd", "exec", "cgroup", "nofile", "seccomp"};
-    return step >= STEP_USER && step <= STEP_FILTER ? names[step] : "exec";
+    static const char *const names[] = {"", "user", "cwd", "exec", "cgroup", "nofile", "seccomp", "tty"};
+    return step >= STEP_USER && step <= STEP_TERMINAL ? names[step] : "exec";
 }
 
 static _Noreturn void fail(const struct spawn_plan *plan, int32_t step, int error) {
@@ -121,23 +123,32 @@ static void redirect(const struct spawn_plan *plan) {
 }
 
 /* close_range is newer than the oldest kernels; nothing lies above the limit that spawn_init raised. */
-static int close_above(int last) {
-    if (syscall(SYS_close_range, last + 1, ~0u, 0) == 0)
+static int close_between(int first, int last) {
+    if (syscall(SYS_close_range, first, (unsigned)last, 0) == 0)
         return 0;
     if (errno != ENOSYS)
         return -1;
-    for (rlim_t fd = (rlim_t)last + 1; fd < files.rlim_max; fd++)
-        close((int)fd);
+    for (int fd = first; fd <= last && (rlim_t)fd < files.rlim_max; fd++)
+        close(fd);
     return 0;
 }
 
+/* In two moves: either may lie where the other goes. */
+static int place_control(struct spawn_plan *plan) {
+    int commands = fcntl(plan->commands, F_DUPFD_CLOEXEC, SHELL_REPORTS_FD + 1);
+    int reports = fcntl(plan->reports, F_DUPFD_CLOEXEC, SHELL_REPORTS_FD + 1);
+    return commands < 0 || reports < 0 || dup2(commands, SHELL_COMMANDS_FD) < 0 || dup2(reports, SHELL_REPORTS_FD) < 0;
+}
+
 /* CLOEXEC acts only at the exec: until then /proc/self/fd/N in a path of the sandbox's names what the guest holds, its
- * cgroup directory on the host's mounts among it. So nothing but stdio and the status pipe is left. */
+ * cgroup directory on the host's mounts among it. So nothing but stdio, the status pipe and a shell's control is left. */
 static int let_go(struct spawn_plan *plan) {
     if (plan->status != STATUS_FD && dup3(plan->status, STATUS_FD, O_CLOEXEC) < 0)
         return -1;
     plan->status = STATUS_FD;
-    return close_above(STATUS_FD);
+    if (plan->commands < 0)
+        return close_between(STATUS_FD + 1, INT_MAX);
+    return place_control(plan) || close_between(STATUS_FD + 1, SHELL_COMMANDS_FD - 1) || close_between(SHELL_REPORTS_FD + 1, INT_MAX);
 }
 
 static int enter(const char *path) {
@@ -148,9 +159,31 @@ static int enter(const char *path) {
     return error;
 }
 
+/* The shell that was asked for, or bash, or sh; the errno. */
+static int start_shell(const struct request *request, char **env) {
+    char **argv = malloc((request->argc + 4) * sizeof *argv);
+    uint32_t count = request->argc;
+    if (!argv)
+        return ENOMEM;
+    memcpy(argv, request->argv, count * sizeof *argv);
+    count += !count;
+    argv[count++] = "-c";
+    argv[count++] = (char *)(uintptr_t)shell_driver;
+    argv[count] = NULL;
+    if (request->argc)
+        return search(argv, env);
+    argv[0] = "bash";
+    execve("/bin/bash", argv, env);
+    argv[0] = "sh";
+    execve("/bin/sh", argv, env);
+    return errno;
+}
+
 static _Noreturn void child(struct spawn_plan *plan) {
     int error;
     redirect(plan);
+    if (plan->terminal && ioctl(0, TIOCSCTTY, 0))
+        fail(plan, STEP_TERMINAL, errno);
     if (clone3_works && forbid_clone3())
         fail(plan, STEP_FILTER, errno);
     if (!clone3_works && plan->group && write(plan->group->procs, "0", 1) != 1)
@@ -163,7 +196,8 @@ static _Noreturn void child(struct spawn_plan *plan) {
         fail(plan, STEP_CWD, error);
     if ((error = limit_files(plan->request->nofile)))
         fail(plan, STEP_LIMIT, error);
-    fail(plan, STEP_EXEC, search(plan->request->argv, environment(plan)));
+    char **env = environment(plan);
+    fail(plan, STEP_EXEC, plan->commands < 0 ? search(plan->request->argv, env) : start_shell(plan->request, env));
 }
 
 /* Being born in a group costs nothing; moving there later waits for an RCU grace period whenever the last move was some

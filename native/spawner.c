@@ -21,29 +21,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "data_mounts.h"
 #include "mounts.h"
 #include "sandbox_child.h"
+#include "spawn_parse.h"
 
-#define FDS_FIXED 3 /* listener, writable tree, cgroup */
-#define FDS_MAX (FDS_FIXED + 1 + SPAWN_MAX_GROUPS + SPAWN_MAX_LAYERS)
 #define DEADLINE_US 30000000u
 #define KILL_WAIT_MS 1000
-#define RESERVED_FDS 10 /* nothing that arrives may land on the guest's descriptors */
+#define FLIGHTS (SPAWN_IN_FLIGHT + SPAWN_MOST_PARKED)
 
 enum { TIME_CLONE, TIME_MAPS, TIME_OVERLAY, TIME_GO, TIME_CHILD, TIME_EXEC = TIME_CHILD + 3 };
 
 struct flight {
     int used, ready; /* ready: the child reported that only the exec is left */
-    int link, pidfd, pid;
+    int parked;      /* nobody waits for it; kept until it is ordered */
+    int link, pidfd, pid, userns;
     uint64_t started_us;
+    struct spawn_request head; /* of the request that made the child */
     struct spawn_reply reply;
 };
 
 static struct {
     int control, guest, epoll, own_net;
     uint32_t guest_uid, current_uid;
-    unsigned in_flight;
-    struct flight flights[SPAWN_IN_FLIGHT];
+    unsigned in_flight, parked;
+    struct flight flights[FLIGHTS];
 } spawner;
 
 static void close_fd(int fd) {
@@ -55,48 +57,15 @@ static uint32_t since(uint64_t start) { return (uint32_t)(monotonic_us() - start
 
 /* ---- requests ---- */
 
-struct request {
-    struct spawn_request head;
-    int fds[FDS_MAX];
-    int count;
-    const int *groups, *layers;
-    int listener, writable, cgroup, netns;
-};
-
-static int valid(const struct spawn_request *head, int fds) {
-    uint32_t want = FDS_FIXED + (head->flags & SPAWN_NETNS ? 1 : 0) + head->groups + head->layers;
-    return head->magic == SPAWN_MAGIC && head->layers >= 1 && head->layers <= SPAWN_MAX_LAYERS &&
-           head->groups <= SPAWN_MAX_GROUPS && (uint32_t)fds == want && head->uid_base != 0 && head->uid_count != 0 &&
-           head->shm_bytes != 0 &&
-           head->uid_count <= UINT32_MAX - head->uid_base && head->oom_score_adj >= 0 && head->oom_score_adj <= 1000 &&
-           memchr(head->hostname, 0, sizeof head->hostname) != NULL;
-}
-
-/* An id within the map would put the first process within reach of the sandbox. */
-static int guest_outside_map(const struct spawn_request *head) {
-    uint32_t id = head->guest_uid ? head->guest_uid : spawner.guest_uid;
-    return id < head->uid_base || id >= head->uid_base + head->uid_count;
-}
-
-static void name_descriptors(struct request *request) {
-    const int *next = request->fds + FDS_FIXED;
-    request->listener = request->fds[0];
-    request->writable = request->fds[1];
-    request->cgroup = request->fds[2];
-    request->netns = request->head.flags & SPAWN_NETNS ? *next++ : -1;
-    request->groups = next;
-    request->layers = next + request->head.groups;
-}
-
 /* 1: a datagram was read, 0: nothing there, -1: the node agent is gone. */
 static int receive(struct request *request) {
     union {
         struct cmsghdr align;
         char space[CMSG_SPACE(sizeof(int) * 253)];
     } control;
-    struct iovec piece = {&request->head, sizeof request->head};
+    struct iovec pieces[2] = {{&request->head, sizeof request->head}, {request->text, sizeof request->text}};
     struct msghdr message = {
-        .msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
+        .msg_iov = pieces, .msg_iovlen = 2, .msg_control = control.space, .msg_controllen = sizeof control.space};
     memset(request, 0, sizeof *request);
     ssize_t got = recvmsg(spawner.control, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (got < 0)
@@ -113,8 +82,10 @@ static int receive(struct request *request) {
     }
     if (got == 0)
         return -1;
-    if ((size_t)got != sizeof request->head)
+    if ((size_t)got < sizeof request->head || message.msg_flags & MSG_TRUNC)
         request->head.magic = 0;
+    else
+        request->text_size = (uint32_t)((size_t)got - sizeof request->head);
     return 1;
 }
 
@@ -146,15 +117,24 @@ static void watch_requests(int on) {
     epoll_ctl(spawner.epoll, EPOLL_CTL_MOD, spawner.control, &event);
 }
 
+static void count_flight(void) {
+    if (++spawner.in_flight == SPAWN_IN_FLIGHT)
+        watch_requests(0);
+}
+
 static struct flight *take_flight(void) {
-    for (size_t i = 0; i < SPAWN_IN_FLIGHT; i++)
+    for (size_t i = 0; i < FLIGHTS; i++)
         if (!spawner.flights[i].used) {
-            spawner.flights[i] = (struct flight){.used = 1, .link = -1, .pidfd = -1, .started_us = monotonic_us()};
-            if (++spawner.in_flight == SPAWN_IN_FLIGHT)
-                watch_requests(0);
+            spawner.flights[i] = (struct flight){.used = 1, .link = -1, .pidfd = -1, .userns = -1};
+            count_flight();
             return &spawner.flights[i];
         }
     return NULL;
+}
+
+static void count_landing(void) {
+    if (spawner.in_flight-- == SPAWN_IN_FLIGHT)
+        watch_requests(1);
 }
 
 static void end_flight(struct flight *flight) {
@@ -163,9 +143,12 @@ static void end_flight(struct flight *flight) {
         epoll_ctl(spawner.epoll, EPOLL_CTL_DEL, flight->link, NULL);
     close_fd(flight->link);
     close_fd(flight->pidfd);
+    close_fd(flight->userns);
     flight->used = 0;
-    if (spawner.in_flight-- == SPAWN_IN_FLIGHT)
-        watch_requests(1);
+    if (flight->parked)
+        spawner.parked--;
+    else
+        count_landing();
 }
 
 /* Waits for the end, which is near: whoever hears of the failure finds no process left. */
@@ -205,16 +188,32 @@ static void land(struct flight *flight) {
     end_flight(flight);
 }
 
+static void park(struct flight *flight, const struct child_report *report) {
+    if (spawner.parked == SPAWN_MOST_PARKED) {
+        fail_flight_at(flight, EAGAIN, "parked");
+        return;
+    }
+    memcpy(flight->reply.us + TIME_CHILD, report->us, sizeof report->us);
+    answer(&flight->reply, flight->pidfd);
+    flight->parked = 1;
+    spawner.parked++;
+    count_landing();
+}
+
 static void hear_child(struct flight *flight) {
     struct child_report report;
     ssize_t got = recv(flight->link, &report, sizeof report, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (got != sizeof report) {
+    if (got != sizeof report && flight->parked) {
+        end_flight(flight); /* it died while nobody waited for it */
+    } else if (got != sizeof report) {
         land(flight);
     } else if (report.error) {
         report.step[SPAWN_STEP - 1] = 0;
         fail_flight_at(flight, report.error, report.step);
+    } else if (report.parked) {
+        park(flight, &report);
     } else {
         flight->ready = 1;
         memcpy(flight->reply.us + TIME_CHILD, report.us, sizeof report.us);
@@ -251,10 +250,10 @@ static int launch(const struct request *request, struct flight *flight, struct f
         return fault_at(fault, "socketpair");
     flight->pid = clone_into(request, flight);
     if (flight->pid == 0) {
-        struct child_plan plan = {.request = &request->head,
+        struct child_plan plan = {.request = request->head,
                                   .started_us = flight->started_us,
                                   .link = pair[1],
-                                  .listener = request->listener,
+                                  .listener = -1,
                                   .cgroup = request->cgroup,
                                   .guest = spawner.guest,
                                   .groups = request->groups};
@@ -322,13 +321,13 @@ static int map_ids(const struct request *request, int pid, struct fault *fault) 
     return userns < 0 ? fault_at(fault, "user-namespace") : userns;
 }
 
-static int make_overlay(const struct request *request, int userns, struct fault *fault) {
+static int make_overlay(const struct request *request, const struct flight *flight, struct fault *fault) {
     struct overlay_plan plan = {.layers = request->layers,
                                 .layer_count = request->head.layers,
                                 .writable = request->writable,
-                                .userns = userns,
+                                .userns = flight->userns,
                                 .flags = request->head.flags,
-                                .root_uid = request->head.uid_base};
+                                .root_uid = flight->head.uid_base};
     return overlay_make(&plan, fault);
 }
 
@@ -342,17 +341,20 @@ static int make_sysfs_there(int netns, struct fault *fault) {
     return mount;
 }
 
-static int send_go(int link, const int mounts[GO_MOUNTS], struct fault *fault) {
+static int send_go(const struct flight *flight, const struct spawn_request *order, const int fds[GO_FDS],
+                   struct fault *fault) {
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int) * GO_MOUNTS)];
+        char space[CMSG_SPACE(sizeof(int) * GO_FDS)];
     } control = {0};
-    struct go_message go = {0};
-    int present[GO_MOUNTS], count = 0;
-    for (int i = 0; i < GO_MOUNTS; i++)
-        if (mounts[i] >= 0) {
-            go.mounts |= 1u << i;
-            present[count++] = mounts[i];
+    struct go_message go = {
+        .flags = order->flags, .oom_score_adj = order->oom_score_adj, .data = order->data, .started_us = flight->started_us};
+    int present[GO_FDS], count = 0;
+    memcpy(go.hostname, order->hostname, sizeof go.hostname);
+    for (int i = 0; i < GO_FDS; i++)
+        if (fds[i] >= 0) {
+            go.given |= 1u << i;
+            present[count++] = fds[i];
         }
     struct iovec piece = {&go, sizeof go};
     struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.space};
@@ -362,23 +364,36 @@ static int send_go(int link, const int mounts[GO_MOUNTS], struct fault *fault) {
     head->cmsg_type = SCM_RIGHTS;
     head->cmsg_len = (socklen_t)CMSG_LEN(sizeof(int) * (size_t)count);
     memcpy(CMSG_DATA(head), present, sizeof(int) * (size_t)count);
-    return sendmsg(link, &message, MSG_NOSIGNAL) == sizeof go ? 0 : fault_at(fault, "go");
+    return sendmsg(flight->link, &message, MSG_NOSIGNAL) == sizeof go ? 0 : fault_at(fault, "go");
 }
 
-static int furnish(const struct request *request, struct flight *flight, int userns, struct fault *fault) {
-    int mounts[GO_MOUNTS] = {-1, -1, -1, -1};
-    mounts[GO_OVERLAY] = make_overlay(request, userns, fault);
+/* What the child needs before it knows its files. */
+static int equip(const struct request *request, const struct flight *flight, struct fault *fault) {
+    int fds[GO_FDS] = {-1, -1, -1, -1, -1};
+    fds[GO_DEV] = dev_make(flight->userns, fault);
+    if (!fault->error && request->netns >= 0)
+        fds[GO_SYSFS] = make_sysfs_there(request->netns, fault);
+    if (!fault->error)
+        send_go(flight, &request->head, fds, fault);
+    close_fd(fds[GO_DEV]);
+    close_fd(fds[GO_SYSFS]);
+    return fault->error ? -1 : 0;
+}
+
+static int furnish(const struct request *request, struct flight *flight, struct fault *fault) {
+    int fds[GO_FDS] = {-1, -1, -1, -1, -1};
+    fds[GO_OVERLAY] = make_overlay(request, flight, fault);
     flight->reply.us[TIME_OVERLAY] = since(flight->started_us);
     if (!fault->error)
-        mounts[GO_DEV] = dev_make(userns, fault);
+        fds[GO_SHM] = shm_make(request->head.shm_bytes, flight->userns, fault);
+    fds[GO_LISTENER] = request->listener;
     if (!fault->error)
-        mounts[GO_SHM] = shm_make(request->head.shm_bytes, userns, fault);
-    if (!fault->error && request->netns >= 0)
-        mounts[GO_SYSFS] = make_sysfs_there(request->netns, fault);
-    if (!fault->error)
-        send_go(flight->link, mounts, fault);
-    for (int i = 0; i < GO_MOUNTS; i++)
-        close_fd(mounts[i]);
+        send_go(flight, &request->head, fds, fault);
+    for (uint32_t i = 0; !fault->error && i < request->head.data; i++)
+        if (data_send(flight->link, request->data[i], request->targets[i]))
+            fault_at(fault, "data-mount");
+    close_fd(fds[GO_OVERLAY]);
+    close_fd(fds[GO_SHM]);
     flight->reply.us[TIME_GO] = since(flight->started_us);
     return fault->error ? -1 : 0;
 }
@@ -395,17 +410,22 @@ static int launch_there(const struct request *request, struct flight *flight, st
     return result;
 }
 
+static int watch_child(struct flight *flight, struct fault *fault) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = flight};
+    return epoll_ctl(spawner.epoll, EPOLL_CTL_ADD, flight->link, &event) ? fault_at(fault, "epoll") : 0;
+}
+
 static int build(const struct request *request, struct flight *flight, struct fault *fault) {
-    if (launch_there(request, flight, fault))
+    if (launch_there(request, flight, fault) || watch_child(flight, fault))
         return -1;
     flight->reply.us[TIME_CLONE] = since(flight->started_us);
-    int userns = map_ids(request, flight->pid, fault);
-    if (userns < 0)
+    flight->userns = map_ids(request, flight->pid, fault);
+    if (flight->userns < 0)
         return -1;
     flight->reply.us[TIME_MAPS] = since(flight->started_us);
-    int result = furnish(request, flight, userns, fault);
-    close(userns);
-    return result;
+    if (equip(request, flight, fault))
+        return -1;
+    return request->head.flags & SPAWN_PARK ? 0 : furnish(request, flight, fault);
 }
 
 /* When the child gave up first, its reason is the true one, and ours only that it is gone. */
@@ -418,27 +438,52 @@ static void prefer_childs_reason(const struct flight *flight, struct fault *faul
     fault->step[SPAWN_STEP - 1] = 0;
 }
 
+static struct flight *find_parked(uint32_t id) {
+    for (size_t i = 0; i < FLIGHTS; i++)
+        if (spawner.flights[i].used && spawner.flights[i].parked && spawner.flights[i].head.id == id)
+            return &spawner.flights[i];
+    return NULL;
+}
+
+/* The flight of a request, counted as under way: a new one, or that of the child it orders. */
+static struct flight *board(const struct request *request, int good, struct fault *fault) {
+    struct flight *flight = good && request->head.parked ? find_parked(request->head.parked) : NULL;
+    if (flight) {
+        flight->parked = 0;
+        spawner.parked--;
+        count_flight();
+    } else {
+        flight = take_flight();
+        if (!flight)
+            abort(); /* requests are not read while every slot is taken */
+        flight->head = request->head;
+        if (good && request->head.parked) {
+            errno = ESRCH;
+            fault_at(fault, "parked");
+        }
+    }
+    flight->started_us = monotonic_us();
+    flight->reply = (struct spawn_reply){.id = request->head.id, .pid = flight->pid};
+    return flight;
+}
+
 static void begin(struct request *request) {
-    struct flight *flight = take_flight();
     struct fault fault = {0};
-    if (!flight)
-        abort(); /* requests are not read while every slot is taken */
-    flight->reply.id = request->head.id;
-    if (!valid(&request->head, request->count) || !guest_outside_map(&request->head)) {
+    int good = spawn_parse(request, spawner.guest_uid);
+    struct flight *flight = board(request, good, &fault);
+    if (!good) {
         errno = EINVAL;
         fault_at(&fault, "request");
-    } else {
-        name_descriptors(request);
-        build(request, flight, &fault);
+    } else if (!fault.error) {
+        if (request->head.parked)
+            furnish(request, flight, &fault);
+        else
+            build(request, flight, &fault);
     }
     if (fault.error) {
         prefer_childs_reason(flight, &fault);
         fail_flight(flight, &fault);
-        return;
     }
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = flight};
-    if (epoll_ctl(spawner.epoll, EPOLL_CTL_ADD, flight->link, &event))
-        fail_flight_at(flight, errno, "epoll");
 }
 
 /* -1 when the node agent is gone. */
@@ -453,8 +498,8 @@ static int serve_request(void) {
 }
 
 static void end_overdue(void) {
-    for (size_t i = 0; i < SPAWN_IN_FLIGHT; i++)
-        if (spawner.flights[i].used && since(spawner.flights[i].started_us) > DEADLINE_US)
+    for (size_t i = 0; i < FLIGHTS; i++)
+        if (spawner.flights[i].used && !spawner.flights[i].parked && since(spawner.flights[i].started_us) > DEADLINE_US)
             fail_flight_at(&spawner.flights[i], ETIMEDOUT, "deadline");
 }
 
@@ -568,7 +613,7 @@ int main(int count, char **arguments) {
         return 1;
     }
     serve();
-    for (size_t i = 0; i < SPAWN_IN_FLIGHT; i++)
+    for (size_t i = 0; i < FLIGHTS; i++)
         if (spawner.flights[i].used)
             kill_flight(&spawner.flights[i]);
     return 0;

@@ -5,8 +5,8 @@ MUSL_CC ?= musl-gcc
 SPAWNER_CFLAGS ?= -std=c11 -O2 -g0 -static -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Werror \
 	-fstack-protector-strong -Wl,-z,noexecstack,-z,relro,-z,now -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
 SECCOMP_LISTS := seccomp/allow.txt seccomp/guest.txt seccomp/refuse.txt seccomp/ptrace.txt
-SPAWNER_SOURCES := spawner.c sandbox_child.c mounts.c
-SPAWNER_HEADERS := spawn.h sandbox_child.h mounts.h no_clone3.h
+SPAWNER_SOURCES := spawner.c spawn_parse.c sandbox_child.c data_mounts.c mounts.c
+SPAWNER_HEADERS := spawn.h spawn_parse.h sandbox_child.h data_mounts.h mounts.h no_clone3.h
 
 .PHONY: all spawner
 all: spawner
@@ -30,10 +30,11 @@ $(BUILD)/spawner_sanitized: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/secco
 
 # Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
 SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids $(BUILD)/hold_inotify \
-	$(BUILD)/hold_memory
+	$(BUILD)/hold_memory $(BUILD)/attack_kernel $(BUILD)/attack_search $(BUILD)/attack_trap
 .PHONY: spawner-tests
 spawner-tests: $(SPAWNER_TEST_PROGRAMS) $(BUILD)/spawner_sanitized
 
+$(BUILD)/attack_kernel: tests/attack_table.h
 $(SPAWNER_TEST_PROGRAMS): $(BUILD)/%: tests/%.c
 	@mkdir -p $(BUILD)
 	$(MUSL_CC) $(SPAWNER_CFLAGS) $< -s -o $@

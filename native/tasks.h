@@ -42,6 +42,13 @@ bool task_emit(struct op *op, const void *data, uint32_t size);
 /* The operation ends well. */
 void task_done(struct op *op);
 
+/* process_format.c, pure */
+#define ARGV_MAX 4096u
+/* Room for one process with ARGV_MAX bytes of arguments: each may be empty and still takes its count. */
+#define PROCESS_MAX (64u + 5 * ARGV_MAX)
+/* One record of PROCESSES from the texts of /proc/<pid>/status and cmdline; `status` ends with NUL. */
+void process_put(struct writer *w, int pid, uint64_t op, const char *status, const char *argv, size_t argv_size);
+
 /* tree_format.c, pure */
 uint8_t entry_kind(mode_t mode);
 void entry_put(struct writer *w, const char *path, uint8_t kind, const struct stat *st, const char *target);

@@ -30,7 +30,7 @@ holds for everything inside. It is one BPF program with a binary tree, about ten
 |---|---|
 | `clone`, `unshare` | a flag that makes a namespace: `EPERM` |
 | `socket` | `AF_UNIX`, `AF_INET`, `AF_INET6`, `AF_NETLINK` with `NETLINK_ROUTE`. Other families (vsock, packet, key, alg …): `EAFNOSUPPORT`; other netlink protocols: `EPROTONOSUPPORT` |
-| `ioctl` | `EPERM` for `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`, `FIFREEZE`, `FITHAW`, `FITRIM`, `XFS_IOC_SWAPEXT`, making or destroying btrfs subvolumes, `FS_IOC_SETFLAGS`, `FS_IOC_FSSETXATTR`, encryption policies, fs-verity. Compared in 32 bits, as the kernel reads it |
+| `ioctl` | `EPERM` for `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`; all of type `X` (`FIFREEZE`, `FITHAW`, `FITRIM`, `FS_IOC_FSSETXATTR`, XFS's own) but `FS_IOC_FSGETXATTR`; making or destroying btrfs subvolumes, `FS_IOC_SETFLAGS`, encryption policies, fs-verity. Compared in 32 bits, as the kernel reads it |
 | `personality` | `PER_LINUX`, `PER_LINUX32`, each with `UNAME26`; `ADDR_NO_RANDOMIZE`; the query `0xffffffff`. Others: `ENOSYS` |
 
 A sandbox that was asked to be debuggable gets the third list as well.

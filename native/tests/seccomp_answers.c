@@ -104,6 +104,8 @@ static void controls(void) {
         AS(label, SYS_ioctl, -1, HIGH | (long)refused[i].command, BAD);
     }
     AS("ioctl_other", SYS_ioctl, -1, 0x5401l, BAD);
+    AS("ioctl_fsgetxattr", SYS_ioctl, -1, 0x801c581fl, BAD);
+    AS("ioctl_xfs_exchange", SYS_ioctl, -1, 0x40285881l, BAD);
 }
 
 #if defined __x86_64__

@@ -1,0 +1,465 @@
+/* The guest's side of a shell session. Between two commands the shell's output is kept in `idle`; a command borrows the
+ * pipes from there. */
+#include "shell.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NUDGE_NS 10000000u
+#define KILL_AGAIN_NS 3000000u
+#define COME_BACK_NS 200000000u
+#define REPORT_MAX 4u /* three digits and a newline */
+#define ANCESTORS 256
+#define FORKED_NO_EXEC 0x40u /* PF_FORKNOEXEC in /proc/<pid>/stat */
+
+struct shell {
+    struct session *session;
+    struct op *run; /* the command that is going on, or NULL */
+    struct source commands, reports;
+    struct output idle[2];
+    char *text; /* what the pipe did not take yet of a command */
+    size_t text_at, text_size;
+    char report[REPORT_MAX];
+    uint32_t report_size;
+    int cpu;
+};
+
+struct pids {
+    int *list;
+    uint32_t count;
+};
+
+struct run {
+    struct shell *shell;
+    uint32_t grace_ms;
+    enum phase phase;
+    uint8_t ended_by, outcome;
+    int32_t code;
+    bool reported; /* the command is over: the shell said so, or ended itself */
+    uint64_t kill_at;
+    uint64_t user_us, system_us; /* of the session before it began */
+    struct pids before, told;    /* the processes that there were then; those that got SIGINT */
+};
+
+/* ---- the processes that a command started ---- */
+
+static bool has(const struct pids *pids, int pid) {
+    for (uint32_t i = 0; i < pids->count; i++)
+        if (pids->list[i] == pid)
+            return true;
+    return false;
+}
+
+static void add(int pid, void *context) {
+    struct pids *pids = context;
+    if ((pids->count & (pids->count - 1)) == 0) {
+        int *grown = realloc(pids->list, (pids->count ? 2 * pids->count : 1) * sizeof *grown);
+        if (!grown)
+            return;
+        pids->list = grown;
+    }
+    pids->list[pids->count++] = pid;
+}
+
+/* `forked`: it has not become another program yet. */
+static int parent_of(int pid, bool *forked) {
+    char path[32], text[512];
+    unsigned flags = 0;
+    int ppid = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *name_end = strrchr(text, ')');
+    if (!name_end || sscanf(name_end, ") %*c %d %*d %*d %*d %*d %u", &ppid, &flags) != 2)
+        return 0;
+    if (forked)
+        *forked = flags & FORKED_NO_EXEC;
+    return ppid;
+}
+
+/* What background processes of earlier commands start belongs to those. */
+static bool is_of_run(const struct run *run, int pid, bool *forked) {
+    int shell = run->shell->session->pid;
+    if (pid == shell)
+        return false;
+    for (int i = 0; i < ANCESTORS && pid > 1 && pid != shell; i++) {
+        if (has(&run->before, pid))
+            return false;
+        pid = parent_of(pid, i ? NULL : forked);
+    }
+    return true;
+}
+
+struct search {
+    struct run *run;
+    int signal; /* 0: only counts */
+    uint32_t found;
+};
+
+/* SIGINT once each: a second one would disturb a program that is cleaning up. A shell's child may lose it to the shell's own
+ * handler before its exec, and does not count as told. */
+static void visit(int pid, void *context) {
+    struct search *search = context;
+    struct run *run = search->run;
+    bool forked = false;
+    if (!is_of_run(run, pid, &forked))
+        return;
+    search->found++;
+    if (!search->signal || (search->signal == SIGINT && has(&run->told, pid)))
+        return;
+    kill(pid, search->signal);
+    if (search->signal == SIGINT && !forked)
+        add(pid, &run->told);
+}
+
+/* Without a control group the whole process group is all there is, and it counts as none. */
+static uint32_t signal_started(struct run *run, int number) {
+    struct session *s = run->shell->session;
+    struct search search = {run, number, 0};
+    if (s->group)
+        group_pids(s->group, visit, &search);
+    else if (number && !s->reaped)
+        kill(-s->pid, number);
+    return search.found;
+}
+
+static void read_cpu(const struct shell *shell, uint64_t *user_us, uint64_t *system_us) {
+    char text[512];
+    ssize_t n = shell->cpu < 0 ? -1 : pread(shell->cpu, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    const char *user = strstr(text, "user_usec "), *system = strstr(text, "system_usec ");
+    *user_us = user ? strtoull(user + 10, NULL, 10) : 0;
+    *system_us = system ? strtoull(system + 12, NULL, 10) : 0;
+}
+
+/* ---- the end of a command ---- */
+
+static void run_conclude(struct op *op) {
+    struct run *run = op->state;
+    struct shell *shell = run->shell;
+    struct session *s = shell->session;
+    uint64_t user, system;
+    read_cpu(shell, &user, &system);
+    op->result.user_us = user - run->user_us;
+    op->result.system_us = system - run->system_us;
+    int left = s->group ? group_pids(s->group, NULL, NULL) - !s->reaped : 0;
+    op->result.background = left > 0 ? (uint32_t)left : 0;
+    shell->run = NULL;
+    if (run->phase != RUNNING)
+        op_finish(op, run->ended_by, 0, NULL, 0);
+    else
+        op_finish(op, run->outcome, run->code, NULL, 0);
+    session_progress(s->op);
+}
+
+static void run_progress(struct op *op) {
+    struct run *run = op->state;
+    if (op->done || !run->reported)
+        return;
+    if (run->phase != RUNNING && signal_started(run, run->shell->session->group ? SIGKILL : 0)) {
+        ops_set_deadline(op, monotonic_ns() + KILL_AGAIN_NS);
+        return;
+    }
+    op->deadline = NEVER;
+    for (int i = 0; i < 2; i++)
+        session_start_drain(&op->out[i]);
+    if (op->out[0].ended && op->out[1].ended)
+        run_conclude(op);
+}
+
+static void run_over(struct op *op, uint8_t outcome, int32_t code) {
+    struct run *run = op->state;
+    if (!run->reported) {
+        run->reported = true;
+        run->outcome = outcome;
+        run->code = code;
+    }
+    run_progress(op);
+}
+
+/* ---- interrupting ---- */
+
+static void set_next_press(struct op *op, uint64_t now) {
+    const struct run *run = op->state;
+    bool kills_first = run->phase == TERMINATING && run->kill_at < now + NUDGE_NS;
+    ops_set_deadline(op, kills_first ? run->kill_at : now + NUDGE_NS);
+}
+
+/* First the shell, so that it knows when what it waits for ends. */
+static void interrupt(struct op *op, uint8_t why) {
+    struct run *run = op->state;
+    uint64_t now = monotonic_ns();
+    run->phase = TERMINATING;
+    run->ended_by = why;
+    run->kill_at = now + run->grace_ms * 1000000ull;
+    kill(run->shell->session->pid, SHELL_SIGNAL);
+    signal_started(run, SIGINT);
+    set_next_press(op, now);
+}
+
+/* The shell may have been too early in the command to heed the first signal, and the command may start more meanwhile. */
+static void press(struct op *op) {
+    struct run *run = op->state;
+    struct session *s = run->shell->session;
+    uint64_t now = monotonic_ns();
+    if (now >= run->kill_at + COME_BACK_NS)
+        session_kill(s);
+    else if (!s->reaped)
+        kill(s->pid, SHELL_SIGNAL);
+    run->phase = now >= run->kill_at ? KILLING : TERMINATING;
+    if (s->group || run->phase == KILLING)
+        signal_started(run, run->phase == KILLING ? SIGKILL : SIGINT);
+    set_next_press(op, now);
+}
+
+static void run_expire(struct op *op) {
+    struct run *run = op->state;
+    if (run->reported)
+        run_progress(op);
+    else if (run->phase == RUNNING)
+        interrupt(op, OUT_TIMED_OUT);
+    else
+        press(op);
+}
+
+static void run_cancel(struct op *op) {
+    struct run *run = op->state;
+    if (run->phase == RUNNING && !run->reported)
+        interrupt(op, OUT_CANCELLED);
+}
+
+static void run_signal(struct op *op, uint32_t number, bool everyone) {
+    (void)everyone;
+    struct run *run = op->state;
+    if (number == SIGINT)
+        run->told.count = 0; /* who asks twice means it */
+    signal_started(run, (int)number);
+}
+
+static void run_release(struct op *op) {
+    struct run *run = op->state;
+    free(run->before.list);
+    free(run->told.list);
+    free_later(run);
+}
+
+static const struct op_class run_class = {
+    .space = session_space,
+    .expire = run_expire,
+    .cancel = run_cancel,
+    .signal = run_signal,
+    .drained = run_progress,
+    .release = run_release,
+};
+
+/* ---- the shell ---- */
+
+/* Writes what there is to say; what the shell does not take now waits. */
+static void commands_ready(struct source *source, uint32_t events) {
+    struct shell *shell = container_of(source, struct shell, commands);
+    (void)events;
+    while (shell->text_at < shell->text_size) {
+        ssize_t n = write(source->fd, shell->text + shell->text_at, shell->text_size - shell->text_at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN) {
+            source_watch(source, EPOLLOUT);
+            return;
+        }
+        if (n < 0)
+            break; /* its end comes by another way */
+        shell->text_at += (size_t)n;
+    }
+    source_watch(source, 0);
+    free(shell->text);
+    shell->text = NULL;
+    shell->text_at = shell->text_size = 0;
+}
+
+static bool say(struct shell *shell, const char *command) {
+    size_t size = strlen(command), lines = 1;
+    for (const char *at = command; (at = strchr(at, '\n')); at++)
+        lines++;
+    shell->text = malloc(size + 64);
+    if (!shell->text)
+        return false;
+    int head = sprintf(shell->text, "%zu %zu\n", size + 1, lines);
+    memcpy(shell->text + head, command, size);
+    shell->text[(size_t)head + size] = '\n';
+    shell->text_size = (size_t)head + size + 1;
+    commands_ready(&shell->commands, 0);
+    return true;
+}
+
+/* A number, a newline, while a command runs; anything else ends the session: the shell could not be followed any more. */
+static void reports_ready(struct source *source, uint32_t events) {
+    struct shell *shell = container_of(source, struct shell, reports);
+    (void)events;
+    ssize_t n = read(source->fd, shell->report + shell->report_size, REPORT_MAX - shell->report_size);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        source_close(source); /* `exec program` took the shell's place, perhaps: its end is the session's */
+        return;
+    }
+    shell->report_size += (uint32_t)n;
+    uint32_t code = 0, digits = 0;
+    while (digits < shell->report_size && isdigit((unsigned char)shell->report[digits]))
+        code = code * 10 + (uint32_t)(shell->report[digits++] - '0');
+    bool partial = digits == shell->report_size && digits < REPORT_MAX;
+    bool whole = digits && digits + 1 == shell->report_size && shell->report[digits] == '\n' && code < 256;
+    bool expected = shell->run && !((struct run *)shell->run->state)->reported;
+    if (partial && expected)
+        return;
+    shell->report_size = 0;
+    if (whole && expected)
+        run_over(shell->run, OUT_EXITED, (int32_t)code);
+    else {
+        source_close(source);
+        session_kill(shell->session);
+    }
+}
+
+struct shell *shell_new(struct session *session) {
+    struct shell *shell = calloc(1, sizeof *shell);
+    if (!shell)
+        return NULL;
+    shell->session = session;
+    shell->cpu = -1;
+    shell->commands.fd = shell->reports.fd = -1;
+    for (int i = 0; i < 2; i++)
+        shell->idle[i] = (struct output){
+            .pipe.fd = -1, .op = session->op, .ring.max = OUTPUT_KEPT, .limit = UINT64_MAX, .used = true, .ended = true};
+    return shell;
+}
+
+static void watch(struct source *source, int fd, void (*ready)(struct source *, uint32_t), uint32_t events) {
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    *source = (struct source){ready, fd, 0};
+    source_watch(source, events);
+}
+
+void shell_attach(struct shell *shell, int commands, int reports, int out, int err) {
+    const struct group *group = shell->session->group;
+    shell->cpu = group ? openat(group->dir, "cpu.stat", O_RDONLY | O_CLOEXEC) : -1;
+    watch(&shell->commands, commands, commands_ready, 0);
+    watch(&shell->reports, reports, reports_ready, EPOLLIN);
+    const int pipes[2] = {out, err};
+    for (int i = 0; i < 2; i++)
+        if (pipes[i] >= 0) {
+            shell->idle[i].ended = false;
+            watch(&shell->idle[i].pipe, pipes[i], session_output_ready, EPOLLIN);
+        }
+}
+
+static void give_back(struct shell *shell) {
+    source_close(&shell->commands);
+    source_close(&shell->reports);
+    if (shell->cpu >= 0)
+        close(shell->cpu);
+    shell->cpu = -1;
+    free(shell->text);
+    shell->text = NULL;
+    for (int i = 0; i < 2; i++) {
+        session_drop_output(&shell->idle[i]);
+        shell->session->op->out[i].ended = true;
+    }
+}
+
+bool shell_over(struct shell *shell) {
+    const struct session *s = shell->session;
+    const int status = s->wait_status;
+    if (shell->run && s->phase != RUNNING)
+        run_over(shell->run, s->ended_by, 0);
+    else if (shell->run && WIFSIGNALED(status))
+        run_over(shell->run, OUT_SIGNALED, WTERMSIG(status));
+    else if (shell->run)
+        run_over(shell->run, OUT_EXITED, WEXITSTATUS(status));
+    if (shell->run)
+        return false;
+    give_back(shell);
+    return true;
+}
+
+void shell_abandon(struct shell *shell) {
+    struct op *op = shell->run;
+    shell->run = NULL;
+    for (int i = 0; op && i < 2; i++)
+        if (op->out[i].pipe.fd >= 0)
+            session_hand_over(&op->out[i], &shell->idle[i]);
+    if (op)
+        op_fail(op, ESRCH, "shell");
+    give_back(shell);
+}
+
+/* ---- the start of a command ---- */
+
+static void borrow(struct output *out, struct output *idle) {
+    uint32_t kept = idle->ring.used < out->limit ? idle->ring.used : (uint32_t)out->limit;
+    out->produced = idle->ring.used;
+    out->dropped = idle->ring.used - kept;
+    out->ring = idle->ring;
+    out->ring.used = kept;
+    idle->ring = (struct ring){.max = OUTPUT_KEPT};
+    idle->produced = 0;
+    out->ended = idle->ended;
+    out->owner = idle;
+    if (idle->ended)
+        return;
+    session_hand_over(idle, out);
+    source_watch(&out->pipe, EPOLLIN);
+}
+
+/* Before the shell knows of the command: what it starts must not be taken for what was there. */
+static struct run *run_new(struct shell *shell, const struct request *request) {
+    struct run *run = malloc(sizeof *run);
+    if (!run)
+        return NULL;
+    *run = (struct run){.shell = shell, .grace_ms = request->grace_ms};
+    if (shell->session->group)
+        group_pids(shell->session->group, add, &run->before);
+    read_cpu(shell, &run->user_us, &run->system_us);
+    return run;
+}
+
+static void begin(struct op *op, struct run *run, struct shell *shell, const struct request *request) {
+    op->state = run;
+    op->class = &run_class;
+    shell->run = op;
+    for (int i = 0; i < 2; i++) {
+        op->out[i].limit = request->output_limit;
+        borrow(&op->out[i], &shell->idle[i]);
+    }
+    op_started(op, (uint32_t)shell->session->pid);
+    link_ready(op);
+    if (request->timeout_ms)
+        ops_set_deadline(op, op->begun + request->timeout_ms * 1000000ull);
+    if (!say(shell, request->command))
+        session_kill(shell->session); /* no memory: nothing else of it would work either */
+}
+
+void run_start(struct op *op, const struct request *request) {
+    struct op *opener = ops_find(request->shell);
+    struct session *s = session_of(opener);
+    struct shell *shell = s && !opener->done && !s->reaped ? s->shell : NULL;
+    struct run *run = NULL;
+    if (!shell || shell->reports.fd < 0)
+        op_fail(op, ESRCH, "shell");
+    else if (shell->run)
+        op_fail(op, EBUSY, "shell");
+    else if (!(run = run_new(shell, request)))
+        op_fail(op, ENOMEM, "shell");
+    else
+        begin(op, run, shell, request);
+}
