@@ -33,6 +33,11 @@ class Server:
 
     data: Path
 
+    @property
+    def shared(self) -> Path:
+        """The directory that sandboxes may mount as `shared`."""
+        return self.data.with_name(f"{self.data.name}-shared")
+
     def command(self, *argv: str) -> list[str]:
         return [sys.executable, "-m", "barchan.cli.main", *argv, "--data", str(self.data)]
 
@@ -65,6 +70,7 @@ def choose_place() -> None:
 def end() -> None:
     if place := os.environ.pop(PLACE, None):
         remove(Path(place))
+        shutil.rmtree(Server(Path(place)).shared, ignore_errors=True)
 
 
 def remove(data: Path) -> None:
@@ -107,7 +113,9 @@ def shared_server() -> Server:
     server = Server(Path(place))
     with exclusive(server.data.with_suffix(".lock")):
         if not (server.data / "run" / "api.sock").exists():
-            server.run("up", "-d", "--name", "test", "--scratch-bytes", SCRATCH)
+            server.shared.mkdir(mode=0o755, exist_ok=True)
+            mount = f"shared={server.shared}"
+            server.run("up", "-d", "--name", "test", "--scratch-bytes", SCRATCH, "--data-mount", mount)
     return server
 
 

@@ -89,6 +89,10 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernel: Literal["auto", "reduced"] = "auto"
     """`reduced` forces the path of kernels below 6.13, for tests."""
     max_sandboxes: int = 1000
+    pool_most: int = 32
+    """Containers made ahead of requests, at most; 0 makes none."""
+    pool_share: float = 0.01
+    """Part of the host's available memory that they may take."""
     memory_share: float = 0.9
     """Part of the host's memory that may be promised to sandboxes, times `memory_overcommit`."""
     memory_overcommit: float = 4.0
@@ -109,6 +113,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 64 * MIB
     log_bytes: int = 8 * GIB
     """When the segments exceed this, the oldest sealed ones without a live sandbox are removed."""
+    data_mounts: dict[str, Path] = {}
+    """Directories of this host that sandboxes may mount read-only, by the names that they know them by."""
     sweep_seconds: float = 2.0
     """How often lifetimes are checked; they are kept within 5 s."""
 
@@ -127,3 +133,5 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """User the process becomes after it opened its sockets and secrets, when started as root."""
     node_wait: float = 10.0
     """Seconds a request waits for its node to come back before `node_unavailable`."""
+    batch_wait: float = 90.0
+    """Seconds that what was made for a client whose connection was lost waits for it to come back and take it."""

@@ -14,6 +14,8 @@ its own table, so that no remote side can choose what is imported or constructed
     │   ├── EnvironmentNotFound
     │   ├── SandboxNotFound
     │   ├── ExecNotFound
+    │   ├── ShellBusy                the shell session is running another command
+    │   ├── ShellEnded               the shell session is over; the text says how it ended
     │   ├── UserNotFound             the sandbox has no such user
     │   └── FileFailure              a file operation in the sandbox failed
     │       ├── FileMissing
@@ -157,6 +159,16 @@ class SandboxNotFound(CallerError):
 class ExecNotFound(CallerError):
     code = "exec_not_found"
     status = 404
+
+
+class ShellBusy(CallerError):
+    code = "shell_busy"
+    status = 409
+
+
+class ShellEnded(CallerError):
+    code = "shell_ended"
+    status = 410
 
 
 class UserNotFound(CallerError):

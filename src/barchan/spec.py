@@ -13,6 +13,8 @@ from typing import Literal, NewType
 import msgspec
 
 from barchan.errors import ErrorBody, InvalidRequest
+from barchan.mounts import DataMount, check_mounts
+from barchan.names import NAME, check_ref
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
@@ -82,6 +84,8 @@ class SandboxSpec(_Value, frozen=True, kw_only=True):
     """Let set-user-id programs work (turns no_new_privs and nosuid off)."""
     ptrace: bool = False
     """Give the sandbox SYS_PTRACE over its own processes (debuggers)."""
+    mounts: tuple[DataMount, ...] = ()
+    """Directories of the node to read, by the names that its administrator gave them."""
 
 
 SandboxState = Literal["creating", "ready", "stopping", "stopped", "failing", "failed"]
@@ -103,8 +107,35 @@ class SandboxInfo(_Value, frozen=True, kw_only=True):
     """Of its first process on the node; 0 when not running."""
     ready_ms: float = 0.0
     """From the node's admission to a sandbox that answers, milliseconds."""
+    queued_ms: float = 0.0
+    """In answers to `create_many`: how long it waited before a node was asked for it, milliseconds."""
+    ended: float = 0.0
+    """When it stopped or failed; 0 until then."""
     reason: str = ""
     """Why it stopped or failed."""
+
+
+class SandboxStats(_Value, frozen=True, kw_only=True):
+    """What a sandbox uses and has used, with all its processes."""
+
+    id: SandboxId
+    since: float
+    """When it was made: what adds up is counted from here. Unix seconds, as `at`, the time of measuring."""
+    at: float
+    memory: int
+    """Bytes charged at the moment, page cache of its files included."""
+    memory_peak: int | None
+    """The most of it so far; None where the kernel does not say (cgroup v2 before Linux 5.19)."""
+    cpu_user: float
+    """Seconds of CPU time, of ended processes too."""
+    cpu_system: float
+    pids: int
+    processes: int
+    """The sandbox's first one included."""
+    disk: int
+    """Bytes written that are still there, as of the file system's last commit (up to 30 s ago)."""
+    oom_kills: int = 0
+    pids_hits: int = 0
 
 
 class Terminal(_Value, frozen=True, kw_only=True):
@@ -211,6 +242,26 @@ class ProcessInfo(_Value, frozen=True, kw_only=True):
     exec_id: ExecId | None = None
 
 
+class PoolInfo(_Value, frozen=True, kw_only=True):
+    """What a node makes ahead of requests. Counts are since its agent started."""
+
+    ready: int = 0
+    """Complete sandboxes held."""
+    parked: int = 0
+    """Children held that wait for their files."""
+    hits: int = 0
+    """Creations that took a complete one,"""
+    parked_hits: int = 0
+    """that took a parked one,"""
+    misses: int = 0
+    """and that found none."""
+    refills: int = 0
+    refill_ms: float = 0.0
+    """Mean time that making one ahead took."""
+    discarded: int = 0
+    """Made ahead and removed unused."""
+
+
 class NodeInfo(_Value, frozen=True, kw_only=True):
     """What a node can do and how full it is."""
 
@@ -226,34 +277,11 @@ class NodeInfo(_Value, frozen=True, kw_only=True):
     version: str = ""
     notes: tuple[str, ...] = ()
     """One line per thing this host lacks."""
+    data_mounts: tuple[str, ...] = ()
+    pool: PoolInfo = PoolInfo()
 
 
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
-_REF = re.compile(rf"(?:{_NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-
-
-def check_name(value: str, field: str) -> str:
-    """A name of a layer, node or label key. `..` and path separators cannot occur in one."""
-    if not _NAME.fullmatch(value) or ".." in value:
-        raise InvalidRequest(
-            f"{field}: {value!r} is not a name",
-            field=field,
-            hint="use a-z, 0-9, '.', '_', '-', at most 64 characters, no '..'",
-        )
-    return value
-
-
-def check_ref(value: str, field: str) -> str:
-    if not _REF.fullmatch(value) or ".." in value:
-        raise InvalidRequest(
-            f"{field}: {value!r} is not an environment reference",
-            field=field,
-            hint="use name, name@version or sha256:<64 hex digits>",
-        )
-    return value
-
-
 MOST_LABEL_BYTES = 4 * KIB
 """Keys and values of one sandbox together, so that a page of sandboxes fits one answer."""
 
@@ -263,6 +291,7 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     for i, ref in enumerate(spec.environment.names()):
         check_ref(ref, "environment.base" if i == 0 else "environment")
     _check_limits(spec.limits)
+    check_mounts(spec.mounts)
     for field in ("idle_timeout", "lifetime"):
         _positive(getattr(spec, field), field)
     if not _HOST.fullmatch(spec.hostname):
@@ -274,10 +303,8 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
             check_env(key.encode(), value.encode(), field)
     for text, field in ((spec.user, "user"), (spec.workdir, "workdir")):
         _no_nul(text.encode(), field)
-    if (
-        len(spec.labels) > 64
-        or sum(len(k.encode()) + len(v.encode()) for k, v in spec.labels.items()) > MOST_LABEL_BYTES
-    ):
+    size = sum(len(k.encode()) + len(v.encode()) for k, v in spec.labels.items())
+    if len(spec.labels) > 64 or size > MOST_LABEL_BYTES:
         raise InvalidRequest(f"labels: at most 64 and {MOST_LABEL_BYTES} bytes together", field="labels")
     return spec
 
@@ -387,6 +414,6 @@ def _positive(value: float, field: str) -> None:
 def node_of(sandbox: str) -> NodeName:
     """The node that a sandbox id names: everything before its last '-'."""
     node, dash, unique = sandbox.rpartition("-")
-    if not dash or not _NAME.fullmatch(node) or not re.fullmatch(r"[a-z0-9]{8,32}", unique):
+    if not dash or not NAME.fullmatch(node) or not re.fullmatch(r"[a-z0-9]{8,32}", unique):
         raise InvalidRequest(f"{sandbox!r} is not a sandbox id", field="sandbox")
     return NodeName(node)

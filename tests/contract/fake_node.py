@@ -41,6 +41,7 @@ from barchan.spec import (
     ProcessInfo,
     SandboxId,
     SandboxInfo,
+    SandboxStats,
 )
 from barchan.wire import messages as m
 from barchan.wire.frames import CHUNK, STDERR, STDIN, STDOUT, Frame, FrameType, decode_data, decode_u64
@@ -232,7 +233,7 @@ class FakeNode:
             raise scripted_error(request.spec.labels["fail"])
         if self.create_gate is not None:
             await self.create_gate.wait()
-        now, id_ = time.time(), SandboxId(f"{self.name}-{new_id()[:12]}")
+        now, id_ = time.time(), SandboxId(f"{self.name}-{new_id()}")
         info = SandboxInfo(
             id=id_,
             state="ready",
@@ -256,6 +257,13 @@ class FakeNode:
 
     async def _sandbox_get(self, call: Incoming, request: m.GetSandbox) -> SandboxInfo:
         return self.sandboxes[request.sandbox]
+
+    async def _sandbox_stats(self, call: Incoming, request: m.GetStats) -> SandboxStats:
+        info = self.sandboxes[request.sandbox]
+        return SandboxStats(
+            id=info.id, since=info.created, at=time.time(), memory=4096, memory_peak=None,
+            cpu_user=0.5, cpu_system=0.25, pids=2, processes=1, disk=8192,
+        )  # fmt: skip
 
     async def _sandbox_stop(self, call: Incoming, request: m.StopSandbox) -> SandboxInfo:
         for command in self.commands[request.sandbox].values():
@@ -477,12 +485,12 @@ class FakeNode:
             self.modes[request.path] = request.mode
 
     async def _file_stat(self, call: Incoming, request: m.StatFile) -> FileStat:
-        if request.path not in self.files:
+        if request.path not in self.files and request.path not in self.trees:
             raise FileMissing(f"{request.path!r}: no such file")
         return FileStat(
             path=request.path,
-            kind="file",
-            size=len(self.files[request.path]),
+            kind="file" if request.path in self.files else "directory",
+            size=len(self.files.get(request.path, b"")),
             mode=self.modes.get(request.path, 0o644),
             uid=0,
             gid=0,

@@ -68,7 +68,9 @@ class Caller:
         loop = asyncio.get_running_loop()
         server = Server(agent)
         self.link = Link(lambda *parts: loop.call_soon(self._node.feed, b"".join(parts)) and None, dialled=True)
-        self._node = Link(lambda *parts: loop.call_soon(self.link.feed, b"".join(parts)) and None, server.handle, dialled=False)
+        self._node = Link(
+            lambda *parts: loop.call_soon(self.link.feed, b"".join(parts)) and None, server.handle, dialled=False
+        )
 
     async def create(self, key: str = "", **fields: object) -> SandboxInfo:
         spec = SandboxSpec(environment=EnvironmentRef(base="tiny"), **fields)  # type: ignore[arg-type]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,11 @@ import pytest
 from barchan import errors
 from barchan.backends.base import Usage
 from barchan.backends.fake import FakeBackend, FakeWorld
+from barchan.control.nodes import Nodes
 from barchan.node import lease
 from barchan.node.agent import Agent
-from barchan.spec import EnvironmentRef, Exec, ExecInfo, SandboxInfo, SandboxSpec
+from barchan.node.server import keep_linked
+from barchan.spec import EnvironmentRef, Exec, ExecInfo, NodeName, SandboxInfo, SandboxSpec, SandboxStats
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN
 from tests.contract.node_rig import Caller, agent_on, config_for
@@ -95,6 +99,41 @@ async def test_a_failed_create_names_its_phase_and_leaves_nothing(caller: Caller
         await caller.create(key="k", labels={"fake.create": f"fail:{phase}"})
 
 
+class Unreachable(FakeBackend):
+    """Its guests die before they are dialled."""
+
+    async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
+        self.kill(id)
+        return await super().connect(id, factory)
+
+
+class ShortLived(FakeBackend):
+    """Its guests die between their greeting and the watch."""
+
+    def watch(self, id: str, gone: Callable[[str], None]) -> None:
+        super().watch(id, gone)
+        self.kill(id)
+
+
+async def test_a_guest_that_dies_before_its_greeting_is_a_failed_create(tmp_path: Path, world: FakeWorld) -> None:
+    async with agent_on(config_for(tmp_path / "data"), Unreachable(world)) as agent:
+        for _ in range(2):
+            with pytest.raises(errors.CreateFailed):
+                await Caller(agent).create(key="young")
+        assert not agent.sandboxes
+
+
+async def test_a_guest_that_dies_right_after_its_greeting_is_missed_by_nobody(tmp_path: Path, world: FakeWorld) -> None:
+    async with agent_on(config_for(tmp_path / "data"), ShortLived(world)) as agent:
+        caller = Caller(agent)
+        with contextlib.suppress(errors.CreateFailed):
+            await caller.create(key="young")
+        row = agent.registry.by_key("young")
+        assert row is not None
+        assert "first process ended" in (await until_state(caller, row.id, "failed")).reason
+        assert not agent.sandboxes
+
+
 async def test_stop_while_creating_has_one_outcome(caller: Caller, agent: Agent, world: FakeWorld) -> None:
     creating = asyncio.ensure_future(caller.create(labels={"fake.create": "hang"}))
     async with asyncio.timeout(5):
@@ -117,7 +156,7 @@ async def test_an_abandoned_create_leaves_no_sandbox(caller: Caller, agent: Agen
     request = m.CreateSandbox(spec=_spec({"fake.create": "hang"}), key="gone")
     call = caller.link.call(m.pack_call(request))
     async with asyncio.timeout(5):
-        while not world.half_made:
+        while not world.half_made or agent.registry.by_key("gone") is None:
             await asyncio.sleep(0)
         call.abandon()
         (id,) = world.half_made
@@ -126,6 +165,64 @@ async def test_an_abandoned_create_leaves_no_sandbox(caller: Caller, agent: Agen
         await backend_of(agent).destroy(id)
     await until_state(caller, id, "stopped")
     assert not world.guests
+
+
+async def test_a_create_given_up_while_it_is_claimed_leaves_nothing(
+    caller: Caller, agent: Agent, world: FakeWorld
+) -> None:
+    """The claim is on its way to the disk when the caller gives up: neither a sandbox nor its row may be left half-made."""
+    calls = [
+        caller.link.call(m.pack_call(m.CreateSandbox(spec=_spec({}), key=f"gone.{number}"))) for number in range(20)
+    ]
+    async with asyncio.timeout(5):
+        while not agent._claiming:
+            await asyncio.sleep(0)
+    for call in calls:
+        call.abandon()
+    for number in range(20):
+        await caller.ask(m.AbandonCreate(key=f"gone.{number}"))
+    assert not agent.registry.live() and not world.guests and not world.half_made
+
+
+async def test_abandoning_what_never_was_is_fine(caller: Caller) -> None:
+    await caller.ask(m.AbandonCreate(key="never"))
+
+
+async def test_stats_are_what_the_backend_measured(caller: Caller, agent: Agent) -> None:
+    info = await caller.create()
+    used = agent.get(info.id).last_used
+    found = m.unpack(await caller.ask(m.GetStats(sandbox=info.id)), SandboxStats)
+    assert (found.id, found.since) == (info.id, info.created) and found.at >= found.since
+    assert (found.memory, found.memory_peak, found.pids, found.disk) == (1 << 20, 2 << 20, 3, 4 << 20)
+    assert agent.get(info.id).last_used == used, "looking is no use"
+    await caller.ask(m.StopSandbox(sandbox=info.id))
+    with pytest.raises(errors.SandboxStopped):
+        await caller.ask(m.GetStats(sandbox=info.id))
+    with pytest.raises(errors.SandboxNotFound):
+        await caller.ask(m.GetStats(sandbox="n1-00000000"))
+
+
+async def test_a_backend_that_does_not_measure_says_so(tmp_path: Path, world: FakeWorld) -> None:
+    async with agent_on(config_for(tmp_path / "data"), FakeBackend(world, stats=False)) as agent:
+        caller = Caller(agent)
+        info = await caller.create()
+        with pytest.raises(errors.NotSupported, match="measure"):
+            await caller.ask(m.GetStats(sandbox=info.id))
+
+
+async def test_ended_ones_are_listed_when_asked_for(caller: Caller) -> None:
+    live, ended = await caller.create(), await caller.create()
+    await caller.ask(m.StopSandbox(sandbox=ended.id))
+
+    async def ids(**filters: object) -> list[str]:
+        found = m.unpack(await caller.ask(m.ListSandboxes(**filters)), tuple[SandboxInfo, ...])  # type: ignore[arg-type]
+        return [info.id for info in found]
+
+    assert await ids() == [live.id]
+    assert await ids(ended=True) == sorted([live.id, ended.id])
+    assert await ids(states=("stopped",)) == [ended.id]
+    assert await ids(ended=True, limit=1) == sorted([live.id, ended.id])[:1]
+    assert await ids(node="elsewhere") == []
 
 
 def _spec(labels: dict[str, str]) -> SandboxSpec:
@@ -294,6 +391,19 @@ async def test_the_next_agent_takes_up_what_runs(tmp_path: Path, world: FakeWorl
         assert (await second.run(info.id, "echo", "after"))[1] == b"after\n"
 
 
+async def test_adoption_counts_as_use(tmp_path: Path, world: FakeWorld) -> None:
+    """The last uses may not have reached the disk, and nobody could use it meanwhile."""
+    config = config_for(tmp_path / "data")
+    async with agent_on(config, FakeBackend(world)) as agent:
+        info = await Caller(agent).create(idle_timeout=60)
+        row = agent.registry.get(info.id)
+        assert row is not None
+        await agent.registry.update(info.id, last_used=row.last_used - 100)
+    async with agent_on(config, FakeBackend(world)) as agent:
+        row = agent.registry.get(info.id)
+        assert row is not None and not lease.overdue(row, time.time(), busy=False)
+
+
 async def test_an_end_while_the_agent_was_away(tmp_path: Path, world: FakeWorld) -> None:
     config = config_for(tmp_path / "data")
     async with agent_on(config, FakeBackend(world)) as agent:
@@ -402,3 +512,26 @@ async def test_a_removal_that_failed_is_tried_again(
     assert (await state_of(caller, info.id)).state == "stopping" and world.guests
     await caller.ask(m.StopSandbox(sandbox=info.id))
     assert (await state_of(caller, info.id)).state == "stopped" and not world.guests
+
+
+async def test_the_api_hears_what_ended(agent: Agent, tmp_path: Path) -> None:
+    """Placement counts what it adds; without news a node would look full for ever."""
+    nodes, path = Nodes(1.0), tmp_path / "node.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    async with nodes.listening(listener):
+        linked = asyncio.Event()
+        keeping = asyncio.ensure_future(keep_linked(agent, path, linked.set))
+        try:
+            await asyncio.wait_for(linked.wait(), 5)
+            peer = nodes.peer(NodeName("n1"))
+            assert peer is not None
+            for _ in range(3):
+                peer.placed(_other("tiny"))
+            assert peer.info.sandboxes == 3
+            async with asyncio.timeout(5):
+                while peer.info.sandboxes:
+                    await asyncio.sleep(0)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)

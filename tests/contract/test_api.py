@@ -250,6 +250,16 @@ async def test_a_wrong_field_of_a_command_is_named(
         ("GET", "/v1/sandboxes/elsewhere-aaaaaaaaaaaa", 404),
         ("GET", "/v1/sandboxes?colour=red", 400),
         ("GET", "/v1/sandboxes?label=red", 400),
+        ("GET", "/v1/sandboxes?state=asleep", 400),
+        ("GET", "/v1/sandboxes?ended=perhaps", 400),
+        ("GET", "/v1/sandboxes?backend=magic", 400),
+        ("GET", "/v1/sandboxes?environment=Not%20A%20Name", 400),
+        ("GET", "/v1/sandboxes?created_after=yesterday", 400),
+        ("GET", "/v1/sandboxes?created_before=nan", 400),
+        ("GET", "/v1/sandboxes?node=elsewhere", 404),
+        ("GET", "/v1/sandboxes?prefix=a&prefix=b", 400),
+        ("POST", "/v1/sandboxes?number=2", 400),
+        ("GET", "/v1/sandboxes/n1-aaaaaaaaaaaa/stats", 404),
     ],
 )
 async def test_wrong_requests_get_typed_answers(ask: Http, node: FakeNode, method: str, path: str, status: int) -> None:
@@ -291,6 +301,32 @@ async def test_an_unexpected_exception_shows_no_inside(
 
 
 # sandboxes
+
+
+async def test_filters_reach_the_nodes(ask: Http, node: FakeNode) -> None:
+    query = "label=a=1&label=b=2&state=ready&state=stopped&ended=true&environment=debian-12@3&backend=container"
+    status, _ = await ask(
+        "GET", f"/v1/sandboxes?{query}&node=n1&prefix=n1-0&created_after=1.5&created_before=2&limit=7"
+    )
+    assert status == 200
+    assert node.calls[-1] == m.ListSandboxes(
+        labels={"a": "1", "b": "2"},
+        states=("ready", "stopped"),
+        ended=True,
+        environment="debian-12@3",
+        backend="container",
+        node="n1",
+        prefix="n1-0",
+        created_after=1.5,
+        created_before=2.0,
+        limit=7,
+    )
+
+
+async def test_stats(ask: Http, node: FakeNode) -> None:
+    _, info = await ask("POST", "/v1/sandboxes", SPEC)
+    status, found = await ask("GET", f"/v1/sandboxes/{info['id']}/stats")
+    assert status == 200 and found["id"] == info["id"] and found["memory"] == 4096 and found["memory_peak"] is None
 
 
 async def test_the_life_of_a_sandbox(ask: Http, node: FakeNode) -> None:

@@ -18,12 +18,13 @@ from typing import Literal
 import msgspec
 import pytest
 
-from barchan.backends.base import Backend, Launch, Running
+from barchan.backends.base import Backend, Launch, Metered, Running
 from barchan.backends.container import HIGHEST_ID
 from barchan.backends.fake import FakeBackend, FakeWorld
-from barchan.errors import CreateFailed, EnvironmentNotFound
+from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, SandboxUnavailable
 from barchan.layers.sources import import_layer
 from barchan.layers.store import LayerStore
+from barchan.mounts import DataMount
 from barchan.node.channel import GuestChannel
 from barchan.node.main import open_backend
 from barchan.spec import EnvironmentRef, Limits, SandboxSpec
@@ -264,6 +265,28 @@ async def test_what_cannot_be_made_leaves_nothing(host: Host, backend: Backend) 
         await backend.create(launch(spec))
     assert failed.value.phase == "ids"
     assert not await backend.leftovers()
+
+
+async def test_what_it_measures(backend: Backend) -> None:
+    assert backend.abilities.stats == isinstance(backend, Metered) or not backend.abilities.stats
+    if not backend.abilities.stats:
+        return
+    assert isinstance(backend, Metered)
+    wanted = launch()
+    await backend.create(wanted)
+    used = await backend.measure(wanted.id)
+    assert used.memory > 0 and used.memory_peak != 0 and used.processes >= 1 and used.pids >= used.processes
+    assert used.cpu_user >= 0 and used.cpu_system >= 0 and used.disk >= 0 and (used.oom_kills, used.pids_hits) == (0, 0)
+    await backend.destroy(wanted.id)
+    with pytest.raises(SandboxUnavailable):
+        await backend.measure(wanted.id)
+
+
+async def test_a_data_mount_that_is_not_there_is_refused(backend: Backend) -> None:
+    spec = msgspec.structs.replace(SPEC, mounts=(DataMount(source="nowhere", target="/data"),))
+    with pytest.raises(InvalidRequest) as refused:
+        await backend.check(spec)
+    assert refused.value.field == "mounts.source"
 
 
 async def test_several_at_once(backend: Backend) -> None:

@@ -913,13 +913,14 @@ def make_tree(root: Path) -> None:
 async def test_a_tree_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "new" / "target"
     make_tree(source)
-    seen: list[int] = []
-    up = await sandbox.files.upload(source, "/t", progress=seen.append)
-    down = await sandbox.files.download("/t", target, progress=seen.append)
+    seen: list[tuple[int, int | None]] = []
+    up = await sandbox.files.upload(source, "/t", progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][1] == 1_000_010 <= seen[-1][0], "names and lengths count, too"
+    down = await sandbox.files.download("/t", target, progress=lambda done, total: seen.append((done, total)))
     assert (up.files, up.bytes, sorted(up.skipped)) == (3, 1_000_010, [b"fifo", b"sock"])
     assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, (b"dangling",)), "a link that leads out"
     assert snapshot(target) == {k: v for k, v in snapshot(source).items() if k not in ("fifo", "sock", "dangling")}
-    assert seen and seen[-1] == 1_000_010
+    assert seen[-1] == (1_000_010, None), "how large a tree is nobody knows before"
 
 
 def snapshot(root: Path) -> dict[str, Any]:

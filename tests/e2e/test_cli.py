@@ -425,7 +425,7 @@ def test_copy_refused(cli: Cli, sandbox: str, tmp_path: Path) -> None:
 
 def test_a_long_copy_shows_a_bar_on_a_terminal(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert cli("exec", sandbox, "--", "sh", "-c", "head -c 30000000 /dev/zero > /big").returncode == 0
-    script = "import barchan.cli.cp as c, barchan.cli.main as m, sys; c.BAR_AFTER = 0; m.main(sys.argv[1:])"
+    script = "import barchan.cli.progress as p, barchan.cli.main as m, sys; p.AFTER = 0; m.main(sys.argv[1:])"
     command = [sys.executable, "-c", script, *cli.argv("cp", f"{sandbox}:/big", tmp_path / "big")[3:]]
     shown, terminal = pty.openpty()
     seen = bytearray()

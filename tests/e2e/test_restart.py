@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from barchan import Client, Sandbox, errors
+from barchan import Client, Sandbox, TerminalProcess, errors
 from barchan.kernel import processes
 from tests.e2e.conftest import make_tiny
 from tests.server import PLACE, Server, remove, shared_server
@@ -237,3 +237,55 @@ def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def groups(instance: str) -> list[Path]:
     return [path for path in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") if path.is_dir()]
+
+
+async def test_a_shell_session_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:
+    async with sandbox.shell() as shell:
+        await shell.run("cd /tmp; X=kept")
+        pid = (await shell.run("echo $$", id="pid")).stdout
+        await asyncio.to_thread(kill, own, "node")
+        assert (await shell.run("pwd; echo $X $$")).stdout == b"/tmp\nkept " + pid
+        process = await shell.start("echo before; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo after; exit 3")
+        assert await process.stdout.read() == b"before\n"
+        await asyncio.to_thread(kill, own, "node")
+        assert await shell_is_busy(sandbox, shell.id), "the command was taken up, not started again"
+        await sandbox.files.write("/tmp/go", b"")
+        assert await process.stdout.read_all() == b"after\n"
+        assert (await process.wait()).exit_code == 3
+        with pytest.raises(errors.ShellEnded, match="exit code 3"):
+            await shell.run("pwd")
+        await asyncio.to_thread(kill, own, "node")
+        with pytest.raises(errors.ShellEnded, match="exit code 3"):
+            await shell.run("pwd")
+        assert (await shell.run("echo $$", id="pid")).stdout == pid, "what is recorded stays"
+
+
+async def shell_is_busy(sandbox: Sandbox, id: str) -> bool:
+    try:
+        await sandbox.shell(id=id).run("true")
+    except errors.ShellBusy:
+        return True
+    return False
+
+
+async def test_a_terminal_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:
+    async with await sandbox.tty(["sh"]) as terminal:
+        await terminal.write("echo a$((1 + 1))\n")
+        await shown(terminal, b"a2\r\n")
+        await asyncio.to_thread(kill, own, "node")
+        await terminal.write("echo b$((2 + 2))\n")
+        await shown(terminal, b"b4\r\n")
+        await terminal.resize(50, 120)
+        await terminal.write("busybox stty size\n")
+        await shown(terminal, b"50 120\r\n")
+        await terminal.write("exit 5\n")
+        assert (await terminal.wait()).exit_code == 5
+
+
+async def shown(terminal: TerminalProcess, text: bytes) -> None:
+    seen = b""
+    async with asyncio.timeout(30):
+        while text not in seen:
+            chunk = await terminal.read()
+            assert chunk, f"ended after {seen!r}"
+            seen += chunk

@@ -55,6 +55,9 @@ APPLETS = [
     "head",
 ]
 
+PROGRAMS = ("attack_kernel", "attack_pid1", "attack_search", "attack_trap", "seccomp_answers", "show_ids", "hold_inotify", "hold_memory")
+"""Built from native/tests, put into the image."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -242,7 +245,7 @@ def _image(at: Path) -> Path:
     shutil.copy(busybox, at / "bin" / "busybox")
     for name in APPLETS:
         (at / "bin" / name).symlink_to("busybox")
-    for name in ("attack_pid1", "seccomp_answers", "show_ids", "hold_inotify", "hold_memory"):
+    for name in PROGRAMS:
         shutil.copy(NATIVE / "build" / name, at / "bin" / name)
     return at
 

@@ -196,6 +196,8 @@ ANSWERS = {
     "socket_audit": NOPROTO,
     **dict.fromkeys(["unshare_files", "personality_query", "personality_no_random", "socket_unix", "socket_inet", "socket_inet6", "socket_route"], 0),
     "ioctl_other": errno.EBADF,
+    "ioctl_fsgetxattr": errno.EBADF,
+    "ioctl_xfs_exchange": PERM,
     "abi_x32": -signal.SIGSYS,
     "abi_i386": -signal.SIGSYS,
 }  # fmt: skip

@@ -137,6 +137,8 @@ def _parameters(arguments: ast.arguments) -> Iterator[str]:
         yield "*"
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         yield _parameter(argument, default)
+    if arguments.kwarg:
+        yield f"**{_parameter(arguments.kwarg, None)}"
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None) -> str:

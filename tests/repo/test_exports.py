@@ -8,12 +8,12 @@ import barchan
 from barchan import errors
 
 PUBLIC = """
-AdmissionRefused ApiUnavailable BarchanError CallerError Client CommandFailed CompletedExec Conflict CreateFailed
-EnvironmentNotFound EnvironmentRef ExecInfo ExecNotFound ExecResult FeatureMissing FileAlreadyExists FileDenied FileFailure
+AdmissionRefused ApiUnavailable BarchanError Batch CallerError Client CommandFailed CompletedExec Conflict CreateFailed
+CreateFailure DataMount EnvironmentNotFound EnvironmentRef ExecInfo ExecNotFound ExecResult FeatureMissing FileAlreadyExists FileDenied FileFailure
 FileIsDirectory FileMissing FileNotDirectory FileStat Files InternalError InvalidRequest LayerCorrupt Limits LogCorrupt NetworkRules
 NodeError NodeInfo NodeStorageFull NodeUnavailable NotSupported OutcomeUnknown PlatformError Process ProcessInfo
 ProcessInput ProcessOutput ProtocolError RequestTimeout Sandbox SandboxDiskFull SandboxError SandboxInfo SandboxNotFound
-SandboxSpec SandboxStopped SandboxUnavailable TransferReport Unauthenticated UserNotFound __version__
+SandboxSpec SandboxStats SandboxStopped SandboxUnavailable Shell ShellBusy ShellEnded TerminalProcess TransferReport Unauthenticated UserNotFound __version__
 """
 
 
@@ -28,7 +28,8 @@ def test_every_error_is_public() -> None:
 
 def test_every_public_class_and_method_says_what_it_does() -> None:
     silent = []
-    for name in ("Client", "Sandbox", "Process", "ProcessInput", "ProcessOutput", "TransferReport", "CompletedExec"):
+    names = "Batch Client Sandbox Process ProcessInput ProcessOutput Shell TerminalProcess TransferReport CompletedExec"
+    for name in names.split():
         cls = getattr(barchan, name)
         assert inspect.getdoc(cls), name
         for method, value in vars(cls).items():

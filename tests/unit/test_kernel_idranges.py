@@ -46,6 +46,18 @@ def test_what_a_killed_process_half_took_is_given_back(tmp_path: Path) -> None:
     assert again.list() == {"kept", "new"}
 
 
+def test_what_a_killed_process_half_gave_back_is_not_taken_from_its_next_holder(tmp_path: Path) -> None:
+    a, b = installation(tmp_path, "a", 1), installation(tmp_path, "b", 1)
+    slot = a.claim("box")
+    (tmp_path / str(slot)).unlink()
+    assert b.claim("theirs") == slot
+    assert a.list() == {"box"}, "so that the next agent finishes it"
+    a.release("box")
+    assert not a.list()
+    with pytest.raises(CreateFailed):
+        a.claim("second holder")
+
+
 def test_nothing_is_left_when_it_is_taken_down(tmp_path: Path) -> None:
     a = installation(tmp_path, "a")
     a.claim("box")

@@ -9,6 +9,7 @@ import pytest
 
 from barchan.control.placement import able, choose, load, refused
 from barchan.errors import InvalidRequest, NodeUnavailable, NotSupported
+from barchan.mounts import DataMount
 from barchan.spec import GIB, EnvironmentRef, Limits, NodeInfo, NodeName, SandboxSpec
 
 
@@ -39,6 +40,16 @@ def test_no_node_with_that_backend() -> None:
     with pytest.raises(NotSupported) as caught:
         able([node("a")], spec(backend="vm"))
     assert caught.value.field == "backend"
+
+
+def test_only_nodes_with_the_data_are_able() -> None:
+    nodes = [node("a", data_mounts=("set", "more")), node("b", data_mounts=("set",)), node("c")]
+    both = (DataMount(source="set", target="/s"), DataMount(source="more", target="/m"))
+    assert [one.name for one in able(nodes, spec(mounts=both))] == ["a"]
+    assert [one.name for one in able(nodes, spec(mounts=both[:1]))] == ["a", "b"]
+    with pytest.raises(InvalidRequest) as caught:
+        able(nodes, spec(mounts=(DataMount(source="none", target="/n"),)))
+    assert caught.value.field == "mounts.source" and "a has set, more" in caught.value.hint
 
 
 @pytest.mark.parametrize(("limits", "word"), [(Limits(memory=65 * GIB), "memory"), (Limits(disk=101 * GIB), "disk")])

@@ -26,6 +26,7 @@ BODIES: dict[int, st.SearchStrategy[r.Body]] = {
     r.Kind.INPUT: st.builds(r.Input, COUNT, BYTES),
     r.Kind.INPUT_END: st.builds(r.InputEnd, COUNT),
     r.Kind.SIGNAL: st.builds(r.Signal, COUNT, st.booleans()),
+    r.Kind.RESIZE: st.builds(r.Resize, COUNT, COUNT),
     r.Kind.EXEC_END: st.builds(
         r.ExecEnded, st.builds(ExecResult, id=TEXT.map(ExecId), outcome=st.just("exited"), stdout_bytes=COUNT)
     ),

@@ -464,3 +464,14 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, round_
             assert [record.seq for record in records] == list(range(1, len(records) + 1))
             outputs = [record for record in records if record.kind == Kind.OUTPUT]
             assert all(isinstance(record.body, Output) for record in outputs)
+
+
+async def test_a_stop_is_recorded_once(tmp_path: Path) -> None:
+    """An agent that was killed before the registry knew of the stop ends the sandbox again."""
+    async with await open_at(tmp_path) as recorder:
+        await recorder.create("s", SPEC)
+        first = await recorder.stop("s", "done")
+        assert await recorder.stop("s", "done again") == first
+    async with await open_at(tmp_path, "s") as recorder:
+        assert await recorder.stop("s", "once more") == first
+        assert [record.kind for record in await history(recorder, "s")] == [Kind.CREATE, Kind.STOP]

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from barchan.errors import InvalidRequest
+from barchan.names import check_name, check_ref
 from barchan.spec import (
     EnvironmentRef,
     Exec,
     Limits,
     SandboxSpec,
     check_exec,
-    check_name,
-    check_ref,
     check_spec,
     node_of,
 )

@@ -117,10 +117,21 @@ async def test_an_unread_prefix_is_kept_and_the_rest_counted() -> None:
     assert granted[-1] == 20
     end.feed(10, b"more")
     end.take(Taking.BUFFER)  # too late: no hole in what is read
-    end.feed(14, b"even more")
-    end.feed_eof(23, 0)
+    end.feed(14, b"even")
+    end.feed_eof(18, 0)
     assert [chunk async for chunk in end] == [b"1234567890"]
-    assert end.unread == 13
+    assert end.unread == 8
+
+
+async def test_more_than_the_credit_is_refused() -> None:
+    end, granted = receiver(window=10)
+    end.open()
+    end.feed(0, b"1234567890")
+    with pytest.raises(ProtocolError, match="credit"):
+        end.feed(10, b"x")
+    assert await end.read() == b"1234567890"
+    end.feed(10, b"x")
+    assert granted == [10, 20]
 
 
 async def test_after_a_reconnect_credit_counts_from_what_was_read() -> None:

@@ -11,17 +11,19 @@ from barchan.api.auth import Auth
 from barchan.api.openapi import document
 from barchan.api.reply import MAX_BODY, error_reply, internal, router_error
 from barchan.api.routes import ROUTES
-from barchan.api.state import AUTH, CLIENTS, DISPATCH, SCHEMA, Clients
+from barchan.api.state import AUTH, BATCHES, CLIENTS, DISPATCH, SCHEMA, Clients
 from barchan.control.dispatch import Dispatch
+from barchan.control.many import Batches
 from barchan.errors import BarchanError
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN = frozenset(route.path for route in ROUTES if route.open)
 
 
-def make_app(dispatch: Dispatch, auth: Auth) -> web.Application:
+def make_app(dispatch: Dispatch, auth: Auth, batch_wait: float = 90.0) -> web.Application:
     app = web.Application(middlewares=[_guard], client_max_size=MAX_BODY)
     app[DISPATCH] = dispatch
+    app[BATCHES] = Batches(dispatch, batch_wait)
     app[AUTH] = auth
     app[SCHEMA] = msgspec.json.encode(document(ROUTES))
     app[CLIENTS] = Clients()

@@ -11,12 +11,14 @@ import logging
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from barchan.api.state import CLIENTS, DISPATCH
+from barchan.api.many import over_link
+from barchan.api.state import BATCHES, CLIENTS, DISPATCH
 from barchan.control.dispatch import Dispatch
+from barchan.control.many import Batches
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError
 from barchan.wire.frames import Frame, FrameType
 from barchan.wire.link import MAX_MESSAGE, Answered, Incoming, Link, Outbox
-from barchan.wire.messages import CreateSandbox, OfSandbox, unpack_call
+from barchan.wire.messages import CancelMany, CreateMany, CreateSandbox, OfSandbox, unpack_call
 
 logger = logging.getLogger(__name__)
 HEARTBEAT = 30.0
@@ -40,7 +42,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
 
 async def _serve(request: web.Request, socket: web.WebSocketResponse) -> None:
     outbox = Outbox(socket.send_bytes)
-    link = Link(outbox.write, _Relay(request.app[DISPATCH]).serve, dialled=False)
+    link = Link(outbox.write, _Relay(request.app[DISPATCH], request.app[BATCHES]).serve, dialled=False)
     sender = asyncio.create_task(outbox.run())
     sender.add_done_callback(lambda task: _sender_ended(task, request))
     try:
@@ -71,14 +73,17 @@ def _sender_ended(task: asyncio.Task[None], request: web.Request) -> None:
 
 
 class _Relay:
-    def __init__(self, dispatch: Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch, batches: Batches) -> None:
         self._dispatch = dispatch
+        self._batches = batches
         self._making: set[asyncio.Task[bytes]] = set()
 
     async def serve(self, incoming: Incoming) -> bytes:
         request = unpack_call(incoming.payload)
         if isinstance(request, CreateSandbox):
             return await self._create(incoming, request)
+        if isinstance(request, (CreateMany, CancelMany)):
+            return await over_link(self._batches, request, incoming)
         if not isinstance(request, OfSandbox):
             return await self._dispatch.answer(request)
 

@@ -20,7 +20,9 @@ _REQUIRED = frozenset({"path"})
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     routes = tuple(routes)
-    types = [type_ for route in routes for type_ in (route.body, route.answer) if type_ not in (None, bytes)]
+    types = [
+        type_ for route in routes for type_ in (route.body, route.answer, route.lines) if type_ not in (None, bytes)
+    ]
     schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
     by_type = {repr(type_): schema for type_, schema in zip([*types, ErrorBody], schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
@@ -45,6 +47,9 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             "default": {"description": "a typed error", **_content(ErrorBody, schemas)},
         },
     }
+    if route.lines is not None:
+        line = {"application/x-ndjson": {"schema": schemas[repr(route.lines)]}}
+        operation["responses"]["200"] = {"description": "one line each", "content": line}
     if route.body is not None:
         operation["requestBody"] = {"required": True, **_content(route.body, schemas)}
     if route.open:

@@ -48,11 +48,11 @@ async def body_of(request: web.Request, type_: type[T]) -> T:
 
 
 def query_of(request: web.Request, known: frozenset[str]) -> dict[str, str]:
-    """The query. Unknown and repeated names are refused like unknown fields (`label` may repeat)."""
+    """The query. Unknown and repeated names are refused like unknown fields (`label` and `state` may repeat)."""
     for name in request.query:
         if name not in known:
             raise InvalidRequest(f"unknown query parameter {name!r}", field=name)
-        if name != "label" and len(request.query.getall(name)) > 1:
+        if name not in ("label", "state") and len(request.query.getall(name)) > 1:
             raise InvalidRequest(f"{name} is given twice", field=name)
     return dict(request.query)
 
@@ -68,6 +68,21 @@ def number(text: str, field: str, base: int = 10) -> int:
     except ValueError as error:
         kind = "an octal number" if base == 8 else "a number"
         raise InvalidRequest(f"{field}: {text[:40]!r} is not {kind}", field=field) from error
+
+
+def real(text: str, field: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{field}: {text[:40]!r} is not a number", field=field) from error
+
+
+def value_of(kind: type[T], **fields: Any) -> T:
+    """A request from text. Raises `InvalidRequest` naming the field."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), field=field_of(error).partition("[")[0]) from error
 
 
 def router_error(error: web.HTTPException) -> web.Response:

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from barchan.api import connect, execs, files, platform, sandboxes
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, FileEntry, Health, Renewal, SignalBody
-from barchan.spec import NodeInfo, SandboxInfo, SandboxSpec
-from barchan.wire.messages import EnvironmentInfo
+from barchan.spec import NodeInfo, SandboxInfo, SandboxSpec, SandboxStats
+from barchan.wire.messages import Created, EnvironmentInfo
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -24,6 +24,8 @@ class Route(NamedTuple):
     """Type of the JSON body; `bytes` for a raw one."""
     answer: Any = None
     """Type of the JSON answer; `bytes` for a raw one; None for no body."""
+    lines: Any = None
+    """Type of each line of the streamed answer (200, NDJSON), where there is one beside `answer`."""
     query: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     status: int = 200
@@ -38,9 +40,11 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/sandboxes",
         sandboxes.create,
-        "Create a sandbox; answers when it is ready",
+        "Create a sandbox; answers when it is ready. With `count`, create that many: a line for each as it is ready",
         body=SandboxSpec,
         answer=SandboxInfo,
+        lines=Created,
+        query=("count",),
         headers=("Idempotency-Key",),
         status=201,
     ),
@@ -48,11 +52,12 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/sandboxes",
         sandboxes.find,
-        "A page of sandboxes in the order of ids; `label=key=value` may repeat",
+        "A page of sandboxes in the order of ids; `label=key=value` and `state` may repeat",
         answer=tuple[SandboxInfo, ...],
-        query=("label", "after", "limit"),
+        query=tuple(sorted(sandboxes.FILTERS)),
     ),
     Route("GET", _ONE, sandboxes.get, "One sandbox", answer=SandboxInfo),
+    Route("GET", f"{_ONE}/stats", sandboxes.stats, "What a sandbox uses; does not count as use", answer=SandboxStats),
     Route("DELETE", _ONE, sandboxes.stop, "Stop a sandbox; repeating it is harmless", answer=SandboxInfo),
     Route(
         "POST",

@@ -39,7 +39,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 async def serving(config: ApiConfig, opened: Opened) -> AsyncIterator[Ready]:
     """Serve on the opened sockets until the block ends."""
     nodes = Nodes(config.node_wait)
-    runner = web.AppRunner(make_app(Dispatch(nodes), Auth(opened.token)), shutdown_timeout=SHUTDOWN)
+    app = make_app(Dispatch(nodes), Auth(opened.token), config.batch_wait)
+    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(nodes.listening(opened.node))
         await runner.setup()

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from barchan.api.auth import Auth
 from barchan.control.dispatch import Dispatch
+from barchan.control.many import Batches
 
 
 class Clients:
@@ -16,6 +17,7 @@ class Clients:
 
 
 DISPATCH = web.AppKey("dispatch", Dispatch)
+BATCHES = web.AppKey("batches", Batches)
 AUTH = web.AppKey("auth", Auth)
 SCHEMA = web.AppKey("schema", bytes)
 CLIENTS = web.AppKey("clients", Clients)

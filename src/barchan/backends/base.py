@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from barchan.spec import BackendName, SandboxSpec
+from barchan.spec import BackendName, PoolInfo, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 
@@ -28,6 +28,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: BackendName
     kernel: str = "full"
+    stats: bool = False
+    """It is `Metered`."""
     notes: tuple[str, ...] = ()
 
 
@@ -45,11 +47,27 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """Of its first process, on the host."""
     pid_start: int
     """Start time of that process in clock ticks since boot, so that a recycled pid is recognised."""
+    place: str = ""
+    """Name under which the backend keeps what belongs to it, if that is not its id."""
 
 
 class Usage(NamedTuple):
     """Counters since the sandbox began; they only rise."""
 
+    oom_kills: int
+    pids_hits: int
+
+
+class Used(NamedTuple):
+    """Fields of `SandboxStats`, as measured now."""
+
+    memory: int
+    memory_peak: int | None
+    cpu_user: float
+    cpu_system: float
+    pids: int
+    processes: int
+    disk: int
     oom_kills: int
     pids_hits: int
 
@@ -78,7 +96,7 @@ class Backend(Protocol):
     async def adopt(self, id: str, running: Running) -> bool:
         """Whether it still runs and is the same one; if so, it is watched from here on."""
 
-    async def connect(self, id: str, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+    async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
         """Dial its guest. May be called again at any time; the guest drops the older connection."""
 
     def watch(self, id: str, gone: Callable[[str], None]) -> None:
@@ -92,10 +110,21 @@ class Backend(Protocol):
         """Whether another write of 1 MiB would exceed its disk limit."""
 
     async def destroy(self, id: str) -> None:
-        """End and remove everything of it. Idempotent; safe after a half-made or unknown sandbox."""
+        """End and remove everything of it. Idempotent; safe after a half-made or unknown sandbox. Takes a place, too."""
 
     async def leftovers(self) -> frozenset[str]:
-        """Ids of which anything exists on this host."""
+        """Ids of which anything exists on this host, and places that belong to none."""
+
+    def pool(self) -> PoolInfo:
+        """What it makes ahead, and what came of that."""
 
     async def close(self) -> None:
         """Let go of everything; sandboxes go on running."""
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """Of a backend that can say what each sandbox uses."""
+
+    async def measure(self, id: str) -> Used:
+        """Raises `SandboxUnavailable` when it ends meanwhile."""

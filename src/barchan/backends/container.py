@@ -1,26 +1,26 @@
 """Containers: the spawner's namespaces over shared EROFS layers and a btrfs subvolume, limited by cgroups.
 
-Everything of a sandbox is found by its id alone (groups, subvolume, socket), so a half-made one is removed like a whole
-one, also by the next agent.
+Everything of a sandbox is found by one name, its place (groups, subvolume, socket), so a half-made one is removed like a
+whole one, also by the next agent. The place is the sandbox's id, unless it was made ahead of its request (`pool`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import logging
 import os
-import signal
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from barchan.backends.base import Abilities, Launch, Running, Space, Usage
-from barchan.backends.container_steps import Draft, Endpoint, Groups, HostIds, Layers, Writable, short_path
-from barchan.backends.spawner import Spawner, SpawnFlag, SpawnRequest, install_guest
-from barchan.backends.steps import Steps
+import msgspec
+
+from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
+from barchan.backends.container_data import check_sources
+from barchan.backends.container_make import ContainerMaker
+from barchan.backends.container_steps import Order, short_path
+from barchan.backends.pool import Pool
 from barchan.config import Layout, NodeConfig
 from barchan.errors import SandboxUnavailable
 from barchan.kernel import processes
@@ -30,21 +30,24 @@ from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
+from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore
-from barchan.spec import MIB, SandboxSpec
+from barchan.spec import MIB, PoolInfo, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 NATIVE = Path(__file__).resolve().parent.parent / "_native"
-SHM_SHARE = 4
-"""/dev/shm may hold this part of the memory limit; its pages count against it."""
 HIGHEST_ID = 1 << 31
 """Some programs take larger ids for negative ones."""
-OOM_SCORE = 300
-"""Sandboxes go before the host's own processes."""
 PROBE_BYTES = 1 * MIB
+POOLED_BYTES = 1 * MIB
+"""What one that waits costs, on hosts where it costs most."""
+SLOTS_SHARE = 8
+"""Of the ranges of host ids one part in so many is for what is made ahead."""
+_OF_COMMANDS: dict[str, Any] = {
+    "labels": {}, "env": {}, "secrets": {}, "user": "root", "workdir": "/", "idle_timeout": 1.0, "lifetime": 1.0,
+}  # fmt: skip
+"""Fields of a spec that do not change the container."""
 
 
 class ContainerBackend:
@@ -60,23 +63,21 @@ class ContainerBackend:
         store: LayerStore,
         mounts: LayerMounts,
     ) -> None:
-        self.abilities = Abilities(backend="container", kernel=report.kernel, notes=report.notes())
+        self.abilities = Abilities(backend="container", kernel=report.kernel, notes=report.notes(), stats=True)
         self._config = config
         self._ranges = ranges
         self._tree = tree
         self._scratch = scratch
         self._store = store
+        self._resolve = ResolvedNames(store)
         self._mounts = mounts
         self._sockets = config.layout.guest_sockets
-        ids = HostIds(ranges, config.uid_first, config.uid_count)
-        self._steps: Steps[Draft] = Steps(
-            (ids, Groups(tree), Writable(scratch), Endpoint(self._sockets), Layers(mounts))
-        )
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
-        self._spawner: Spawner | None = None
-        self._spawner_context = contextlib.AsyncExitStack()
-        self._spawner_lock = asyncio.Lock()
-        self._guest = install_guest(NATIVE / "guest", config.layout.run)
+        reduced = report.kernel == "reduced"
+        self._maker = ContainerMaker(config, ranges, tree, scratch, mounts, native=NATIVE, reduced=reduced)
+        self._pool = Pool(self._maker, config.pool_most, self._pool_room)
+        self._pool_bound = (0.0, 0)
+        self._places: dict[str, str] = {}
+        """Of sandboxes whose place is not named by their id."""
         self._pidfds: dict[str, int] = {}
         self._groups: dict[str, Group] = {}
 
@@ -98,71 +99,58 @@ class ContainerBackend:
     # --- making
 
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
-        entries = await self._in_thread(self._store.list)
+        entries = await self._maker.in_thread(self._store.list)
         return tuple(
             EnvironmentInfo(name=e.name, version=e.version, digest=e.digest, size=e.size, created=e.created)
             for e in entries
         )
 
     async def check(self, spec: SandboxSpec) -> None:
-        compose(spec.environment, self._store.resolve)
+        check_sources(spec, self._config.data_mounts)
+        compose(spec.environment, self._resolve)
 
     async def create(self, launch: Launch) -> Running:
-        draft = Draft(launch, compose(launch.spec.environment, self._store.resolve))
-        try:
-            await self._in_thread(lambda: self._steps.do(draft))
-            spawned = await (await self._live_spawner()).spawn(self._request(draft))
-        except BaseException:
-            await asyncio.shield(self.destroy(launch.id))
-            raise
-        finally:
-            self._threads.submit(draft.close)  # closing a detached mount may wait for an RCU grace period
-        self._pidfds[launch.id] = spawned.pidfd
-        return Running(pid=spawned.pid, pid_start=processes.start_time(spawned.pid))
+        order = self._order(launch.spec)
+        draft = self._pool.take(order)
+        if draft is None or draft.order is None:
+            draft = await self._maker.finish(draft, order, launch.id)
+        assert draft.child is not None and draft.group is not None
+        self._maker.ahead.discard(draft.name)
+        self._pidfds[launch.id], self._groups[launch.id] = draft.pidfd, draft.group
+        if draft.name != launch.id:
+            self._places[launch.id] = draft.name
+        pid = draft.child.pid
+        return Running(pid=pid, pid_start=processes.start_time(pid), place=self._places.get(launch.id, ""))
 
-    def _request(self, draft: Draft) -> SpawnRequest:
-        spec = draft.launch.spec
-        flags = SpawnFlag.VOLATILE
-        flags |= SpawnFlag.SETUID if spec.setuid else SpawnFlag(0)
-        flags |= SpawnFlag.PTRACE if spec.ptrace else SpawnFlag(0)
-        flags |= SpawnFlag.REDUCED if self.abilities.kernel == "reduced" else SpawnFlag(0)
-        assert draft.ids is not None and draft.group is not None and draft.listener is not None
-        return SpawnRequest(
-            uid_base=draft.ids.base,
-            uid_count=draft.ids.size,
-            guest_uid=draft.ids.guest,
-            flags=flags,
-            hostname=spec.hostname,
-            shm_bytes=max(spec.limits.memory // SHM_SHARE, MIB),
-            oom_score_adj=OOM_SCORE,
-            listener=draft.listener.fileno(),
-            writable=draft.tree_fd,
-            cgroup=draft.group.dir_fd,
-            groups=tuple(draft.group.tasks_fds),
-            layers=tuple(draft.layer_fds),
-        )
+    def _order(self, spec: SandboxSpec) -> Order:
+        layers = compose(spec.environment, self._resolve)
+        alike = msgspec.structs.replace(spec, **_OF_COMMANDS)
+        return Order(spec, layers, msgspec.msgpack.encode((alike, [layer.digest for layer in layers])))
 
-    async def _live_spawner(self) -> Spawner:
-        """The running spawner; one that died is replaced."""
-        async with self._spawner_lock:
-            if self._spawner is None or not self._spawner.alive:
-                if self._spawner is not None:
-                    logger.warning("the spawner died; starting another")
-                await self._spawner_context.aclose()
-                start = Spawner.start(NATIVE / "spawner", self._guest, self._config.uid_first - 1)
-                self._spawner = await self._spawner_context.enter_async_context(start)
-            return self._spawner
+    def pool(self) -> PoolInfo:
+        return self._pool.info()
+
+    def _pool_room(self) -> int:
+        """Places for what is made ahead: few beside the id ranges and the memory of this host."""
+        until, room = self._pool_bound
+        if time.monotonic() > until:
+            memory = processes.memory().available * self._config.pool_share
+            room = min(self._config.pool_most, self._ranges.slots // SLOTS_SHARE, int(memory) // POOLED_BYTES)
+            self._pool_bound = (time.monotonic() + 1.0, room)
+        return room
 
     # --- living
 
     async def adopt(self, id: str, running: Running) -> bool:
+        if running.place:
+            self._places[id] = running.place
         if not running.pid or processes.start_time(running.pid) != running.pid_start:
             return False
         try:
             pidfd = os.pidfd_open(running.pid)
         except ProcessLookupError:
             return False
-        group = self._tree.open(id)
+        group = self._tree.open(self._places.get(id, id))
         if group is None or running.pid not in group.pids() or processes.start_time(running.pid) != running.pid_start:
             os.close(pidfd)
             return False
@@ -170,8 +158,8 @@ class ContainerBackend:
         self._pidfds[id] = pidfd
         return True
 
-    async def connect(self, id: str, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        with short_path(self._sockets / id) as name:
+    async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
+        with short_path(self._sockets / self._places.get(id, id)) as name:
             transport, _ = await asyncio.get_running_loop().create_unix_connection(factory, name)
         return transport
 
@@ -197,12 +185,26 @@ class ContainerBackend:
             return Usage(0, 0)
         return Usage(counters.oom_kills, counters.pids_max_hits)
 
+    async def measure(self, id: str) -> Used:
+        try:
+            group = self._group(id)
+            return await self._maker.in_thread(lambda: self._measure(id, group))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+            raise SandboxUnavailable(f"sandbox {id} ended while it was measured") from error
+
+    def _measure(self, id: str, group: Group) -> Used:
+        used, counters, disk = group.consumption(), group.counters(), self._scratch.usage(self._places.get(id, id))
+        hits = {"oom_kills": counters.oom_kills, "pids_hits": counters.pids_max_hits}
+        return Used(**msgspec.structs.asdict(used), **hits, disk=disk)
+
     def space(self) -> Space:
         return Space(self._scratch.size, self._scratch.free())
 
     def disk_full(self, id: str) -> bool:
         """Tried by reserving, since the quota's figures trail by up to a commit."""
-        probe = self._scratch.root / id / "probe"
+        probe = self._scratch.root / self._places.get(id, id) / "probe"
         try:
             fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -217,9 +219,9 @@ class ContainerBackend:
     def _group(self, id: str) -> Group:
         group = self._groups.get(id)
         if group is None:
-            group = self._tree.open(id)
+            group = self._tree.open(self._places.get(id, id))
             if group is None:
-                raise FileNotFoundError(id)
+                raise FileNotFoundError(errno.ENOENT, id)
             self._groups[id] = group
         return group
 
@@ -228,33 +230,23 @@ class ContainerBackend:
     async def destroy(self, id: str) -> None:
         pidfd = self._pidfds.pop(id, -1)
         if pidfd >= 0:
-            await self._end(pidfd)
+            await self._maker.end(pidfd)
         group = self._groups.pop(id, None)
         if group is not None:
             group.close()
-        await self._in_thread(lambda: self._steps.undo(id))
-
-    async def _end(self, pidfd: int) -> None:
-        """Kill the first process and wait for it: the kernel ends all others with it."""
-        loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.remove_reader(pidfd)
-        loop.add_reader(pidfd, gone.set)
-        try:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await asyncio.wait_for(gone.wait(), 30)
-        except TimeoutError as error:
-            raise SandboxUnavailable("its first process does not die", phase="stop") from error
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+        await self._maker.remove(self._places.get(id, id))
+        self._places.pop(id, None)
 
     async def leftovers(self) -> frozenset[str]:
         sockets = frozenset(path.name for path in self._sockets.iterdir())
-        return await self._in_thread(lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets)
+        found = await self._maker.in_thread(
+            lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets
+        )
+        ids = {place: id for id, place in self._places.items()}
+        return frozenset(ids.get(name, name) for name in found - self._maker.ahead)
 
     async def close(self) -> None:
+        await self._pool.close()
         for group in self._groups.values():
             group.close()
         self._groups.clear()
@@ -263,8 +255,7 @@ class ContainerBackend:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._pidfds.clear()
-        await self._spawner_context.aclose()
-        self._threads.shutdown()
+        await self._maker.close()
         self._scratch.release()
 
     async def purge(self) -> None:
@@ -274,6 +265,3 @@ class ContainerBackend:
         self._scratch.close()
         self._tree.close()
         self._ranges.close()
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,7 +1,8 @@
 """A scripted backend: real frames, real connections, no kernel. For tests of everything above a backend.
 
 A `FakeWorld` is the host: it outlives the backend object as a host outlives its agent. Programs are `true`, `false`,
-`exit N`, `echo WORDS…`, `cat`, `sleep SECONDS`, `flood BYTES`. Labels of the spec script what goes wrong:
+`exit N`, `echo WORDS…`, `cat`, `sleep SECONDS`, `flood BYTES`, `stty size`, `winch N` (says the next N sizes of its terminal);
+in a shell session also `cd DIR` and `pwd`. Labels of the spec script what goes wrong:
 
     fake.create = fail:PHASE     creation fails in that phase
     fake.create = hang           creation does not end until the sandbox is destroyed
@@ -17,9 +18,10 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from barchan.backends.base import Abilities, Launch, Running, Space, Usage
-from barchan.errors import CreateFailed, EnvironmentNotFound, NotSupported
-from barchan.spec import GIB, SandboxSpec
+from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
+from barchan.backends.fake_commands import Command, Line, Session
+from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, NotSupported, SandboxUnavailable
+from barchan.spec import GIB, MIB, PoolInfo, SandboxSpec
 from barchan.wire.frames import (
     STDERR,
     STDIN,
@@ -27,6 +29,7 @@ from barchan.wire.frames import (
     Frame,
     FrameReader,
     FrameType,
+    Payload,
     decode_data,
     decode_u64,
     encode,
@@ -34,82 +37,11 @@ from barchan.wire.frames import (
     encode_data,
     encode_eof,
 )
-from barchan.wire.guest import INPUT_WINDOW, Cursor, GuestOutcome, OpKind, Refusal, blob
+from barchan.wire.guest import INPUT_WINDOW, Cursor, ExecFlag, OpKind, Refusal, blob
 from barchan.wire.messages import EnvironmentInfo
 
 _EXEC_HEAD = struct.Struct("<IIIQIHH")
-
-
-class _Stream:
-    """Output kept until it is acknowledged."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.acknowledged = 0
-        self.sent = 0
-        self.limit = 0
-        self.ended = False
-        self.eof_sent = False
-
-
-class _Op:
-    """One command of a fake guest."""
-
-    def __init__(self, guest: FakeGuest, id: int, argv: tuple[bytes, ...]) -> None:
-        self.id = id
-        self.streams = {STDOUT: _Stream(), STDERR: _Stream()}
-        self.input: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.taken = 0
-        self.done: tuple[GuestOutcome, int, bytes] | None = None
-        self._guest = guest
-        self.task = asyncio.get_running_loop().create_task(self._run([word.decode() for word in argv]))
-
-    async def _run(self, argv: list[str]) -> None:
-        program = getattr(self, f"_do_{argv[0]}", None)
-        try:
-            if program is None:
-                self.end(GuestOutcome.FAILED, 2, b"exec")
-            else:
-                self.end(GuestOutcome.EXITED, await program(argv[1:]))
-        except asyncio.CancelledError:
-            if self.done is None:
-                self.end(GuestOutcome.CANCELLED, 0)
-
-    async def _do_true(self, words: list[str]) -> int:
-        return 0
-
-    async def _do_false(self, words: list[str]) -> int:
-        return 1
-
-    async def _do_exit(self, words: list[str]) -> int:
-        return int(words[0])
-
-    async def _do_echo(self, words: list[str]) -> int:
-        self.write((" ".join(words) + "\n").encode())
-        return 0
-
-    async def _do_cat(self, words: list[str]) -> int:
-        while (data := await self.input.get()) is not None:
-            self.write(data)
-        return 0
-
-    async def _do_sleep(self, words: list[str]) -> int:
-        await asyncio.sleep(float(words[0]))
-        return 0
-
-    async def _do_flood(self, words: list[str]) -> int:
-        self.write(b"x" * int(words[0]))
-        return 0
-
-    def write(self, data: bytes) -> None:
-        self.streams[STDOUT].data += data
-        self._guest.pump(self)
-
-    def end(self, outcome: GuestOutcome, code: int, detail: bytes = b"") -> None:
-        self.done = (outcome, code, detail)
-        for stream in self.streams.values():
-            stream.ended = True
-        self._guest.pump(self)
+_RUN_HEAD = struct.Struct("<QIIQ")
 
 
 class FakeGuest:
@@ -117,7 +49,7 @@ class FakeGuest:
 
     def __init__(self, *, rude: bool = False) -> None:
         self.last = 0
-        self.ops: dict[int, _Op] = {}
+        self.ops: dict[int, Command] = {}
         self._rude = rude
         self._connection: _GuestSide | None = None
 
@@ -154,7 +86,7 @@ class FakeGuest:
 
     def _welcome(self) -> bytes:
         known = b"".join(
-            struct.pack("<QBBHIQQQQ", op.id, OpKind.EXEC, op.done is not None, 0, 7, op.taken,
+            struct.pack("<QBBHIQQQQ", op.id, op.kind, op.done is not None, 0, 7, op.taken,
                         op.streams[STDOUT].acknowledged, op.streams[STDERR].acknowledged, 0)
             for op in self.ops.values()
         )  # fmt: skip
@@ -171,16 +103,23 @@ class FakeGuest:
         cursor = Cursor(frame.payload)
         (kind, *_) = cursor.fixed(struct.Struct("<B3x"))
         cursor.blob()
-        if kind != OpKind.EXEC:
+        if kind not in (OpKind.EXEC, OpKind.RUN):
             self._send(encode(FrameType.REFUSED, frame.id, struct.pack("<I", Refusal.BAD) + blob(b"only commands")))
             return
-        cursor.fixed(_EXEC_HEAD)
-        cursor.blob()
-        op = _Op(self, frame.id, cursor.blobs())
-        self.ops[frame.id] = op
+        self.ops[frame.id] = self._line(frame.id, cursor) if kind == OpKind.RUN else self._command(frame.id, cursor)
         self._send(encode(FrameType.STARTED, frame.id, struct.pack("<I", 7)))
 
-    def _for_op(self, op: _Op, frame: Frame) -> None:
+    def _command(self, id: int, cursor: Cursor) -> Command:
+        flags, *_, rows, columns = cursor.fixed(_EXEC_HEAD)
+        cursor.blob()
+        argv = cursor.blobs()
+        return Session(self.pump, id) if flags & ExecFlag.SHELL else Command(self.pump, id, argv, (rows, columns))
+
+    def _line(self, id: int, cursor: Cursor) -> Command:
+        session, *_ = cursor.fixed(_RUN_HEAD)
+        return Line(self.pump, id, self.ops.get(session), cursor.blob())
+
+    def _for_op(self, op: Command, frame: Frame) -> None:
         if frame.type == FrameType.DATA:
             self._input(op, *decode_data(frame.payload))
         elif frame.type == FrameType.EOF:
@@ -194,16 +133,19 @@ class FakeGuest:
             stream.acknowledged = max(stream.acknowledged, decode_u64(frame.payload))
         elif frame.type == FrameType.FORGET:
             self.ops.pop(op.id)
+        elif frame.type == FrameType.RESIZE:
+            rows, columns = struct.unpack("<HH", frame.payload)
+            op.resize((rows, columns))
         elif frame.type in (FrameType.CANCEL, FrameType.SIGNAL):
             op.task.cancel()
 
-    def _input(self, op: _Op, offset: int, data: bytes) -> None:
+    def _input(self, op: Command, offset: int, data: Payload) -> None:
         fresh = data[op.taken - offset :]
         op.taken += len(fresh)
-        op.input.put_nowait(fresh)
+        op.input.put_nowait(bytes(fresh))
         self._send(encode_credit(op.id, STDIN, op.taken + INPUT_WINDOW))
 
-    def pump(self, op: _Op) -> None:
+    def pump(self, op: Command) -> None:
         """Send what credit allows, then ends, then the result."""
         if self._connection is None:
             return
@@ -266,8 +208,8 @@ class FakeWorld:
 class FakeBackend:
     """See `base.Backend`."""
 
-    def __init__(self, world: FakeWorld) -> None:
-        self.abilities = Abilities(backend="container", notes=("scripted: nothing really runs",))
+    def __init__(self, world: FakeWorld, *, stats: bool = True) -> None:
+        self.abilities = Abilities(backend="container", notes=("scripted: nothing really runs",), stats=stats)
         self.world = world
         self._watchers: dict[str, Callable[[str], None]] = {}
         self._hanging: dict[str, asyncio.Event] = {}
@@ -279,6 +221,8 @@ class FakeBackend:
         for name in spec.environment.names():
             if name not in self.world.environments:
                 raise EnvironmentNotFound(f"no environment {name}", field="environment")
+        if spec.mounts:
+            raise InvalidRequest("mounts: the fake has no data mounts", field="mounts.source")
         if spec.ptrace:
             raise NotSupported("the fake has nothing to trace", field="ptrace")
 
@@ -301,7 +245,7 @@ class FakeBackend:
     async def adopt(self, id: str, running: Running) -> bool:
         return self.world.pids.get(id) == running.pid and running.pid_start == 1
 
-    async def connect(self, id: str, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+    async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
         guest = self.world.guests.get(id)
         if guest is None:
             raise ConnectionRefusedError(f"no guest {id}")
@@ -324,6 +268,11 @@ class FakeBackend:
     def usage(self, id: str) -> Usage:
         return self.world.usage.get(id, Usage(0, 0))
 
+    async def measure(self, id: str) -> Used:
+        if id not in self.world.guests:
+            raise SandboxUnavailable(f"sandbox {id} ended while it was measured")
+        return Used(MIB, 2 * MIB, 0.25, 0.5, 3, 1, 4 * MIB, *self.usage(id))
+
     def space(self) -> Space:
         return Space(64 * GIB, 32 * GIB)
 
@@ -338,6 +287,9 @@ class FakeBackend:
             guest.kill()
         self.world.pids.pop(id, None)
         self.world.half_made.discard(id)
+
+    def pool(self) -> PoolInfo:
+        return PoolInfo()
 
     async def leftovers(self) -> frozenset[str]:
         return frozenset(self.world.guests) | self.world.half_made

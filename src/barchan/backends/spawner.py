@@ -23,17 +23,16 @@ import subprocess
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from enum import IntFlag
 from pathlib import Path
 
+from barchan.backends.spawn_request import MAGIC, NO_FLAGS, ParkRequest, SpawnFlag, SpawnRequest, check
 from barchan.errors import CreateFailed
 
-MAGIC = 0x314E5053
-MAX_LAYERS, MAX_GROUPS = 120, 8
+__all__ = ["NO_FLAGS", "ParkRequest", "SpawnFlag", "SpawnRequest", "Spawned", "Spawner", "install_guest"]
+
 TIMES = ("clone", "maps", "overlay", "go", "cgroups", "namespaces", "mounts", "exec")
 """Names of `Spawned.times_us`. The last four are counted in the child, which overlaps with the first four."""
 
-_REQUEST = struct.Struct("<7Ii2IQ64s")
 _REPLY = struct.Struct("<2I2i32s256s8I")
 _MAX_ID = 1 << 32
 
@@ -47,64 +46,12 @@ _HINTS = {
     "overlay-upper": "the writable tree needs directories u and w, owned by 0:0",
     "overlay-readonly": "the writable tree cannot be written under the sandbox's ids: u and w must be owned by 0:0",
     "cgroup": "a cgroup refused the process: it is gone, or its limit of processes is 0",
+    "data-mount": "a target of the spec's mounts is no directory, or a link in the image leads it elsewhere",
     "exec": "the guest binary cannot be run: wrong architecture, or on a file system mounted noexec",
     "guest-died": "the guest ended at once",
+    "parked": "the waiting child ended, or too many wait",
     "spawner": "the spawner process ended; it is started again for the next sandbox",
 }
-
-
-class SpawnFlag(IntFlag):
-    NETNS = 1
-    SETUID = 2
-    PTRACE = 4
-    VOLATILE = 8
-    REDUCED = 16
-    ALL_CAPS = 32
-
-
-NO_FLAGS = SpawnFlag(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnRequest:
-    """One container. Descriptors stay the caller's: close them once `spawn` has returned."""
-
-    uid_base: int
-    """First host id of the sandbox's range; 0 inside."""
-    uid_count: int
-    hostname: str
-    """At most 63 bytes."""
-    listener: int
-    """Listening socket that becomes the guest's descriptor 3."""
-    writable: int
-    """Detached mount with directories `u` and `w`, owned by canonical 0:0. It becomes idmapped: one use only."""
-    cgroup: int
-    """cgroup v2 directory, the guest's descriptor 4."""
-    layers: tuple[int, ...]
-    """Detached mounts, top first. They become idmapped: one use only."""
-    groups: tuple[int, ...] = ()
-    """`tasks` files of v1 groups, opened for writing by root. (`cgroup.procs` works and costs up to 30 ms: spawn.h.)"""
-    netns: int | None = None
-    """A prepared network namespace; without one the sandbox gets its own, loopback up."""
-    flags: SpawnFlag = NO_FLAGS
-    shm_bytes: int = 64 << 20
-    """Size of /dev/shm, above 0."""
-    oom_score_adj: int = 500
-    """0 to 1000."""
-    guest_uid: int = 0
-    """Host id of the first process, outside the map; 0 takes the spawner's. Kernel limits that are counted per user
-    (inotify instances, message queue bytes, pending signals) are shared by all sandboxes that have the same one."""
-
-    def pack(self, id_: int) -> bytes:
-        flags = self.flags | (SpawnFlag.NETNS if self.netns is not None else 0)
-        return _REQUEST.pack(
-            MAGIC, id_, self.uid_base, self.uid_count, flags, len(self.layers), len(self.groups),
-            self.oom_score_adj, self.guest_uid, 0, self.shm_bytes, self.hostname.encode(),
-        )  # fmt: skip
-
-    def descriptors(self) -> tuple[int, ...]:
-        netns = () if self.netns is None else (self.netns,)
-        return (self.listener, self.writable, self.cgroup, *netns, *self.groups, *self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +62,8 @@ class Spawned:
     pidfd: int
     times_us: tuple[int, ...]
     """Microseconds since the spawner took the request, named by `TIMES`."""
+    order: int
+    """Of the request: names a parked child."""
 
 
 def install_guest(source: Path, directory: Path) -> Path:
@@ -196,7 +145,14 @@ class Spawner:
 
         Cancelling it ends the container, should it come to be.
         """
-        _check(request)
+        check(request)
+        return await self._ask(request)
+
+    async def park(self, request: ParkRequest) -> Spawned:
+        """A child that waits until a `spawn` names it by its `order`; it ends with the spawner. Raises `CreateFailed`."""
+        return await self._ask(request)
+
+    async def _ask(self, request: SpawnRequest | ParkRequest) -> Spawned:
         if self._dead is not None:
             raise _gone(self._dead.message)
         id_, self._next = self._next, self._next % (_MAX_ID - 1) + 1
@@ -282,7 +238,7 @@ class Spawner:
         elif error and future is not None and not future.done():
             future.set_exception(_failure(error, _text(step), _text(log)))
         elif not error:
-            _deliver(future, Spawned(pid, fds[0], tuple(times)))
+            _deliver(future, Spawned(pid, fds[0], tuple(times), id_))
 
     def _died(self) -> None:
         self._read()  # answers that it still gave
@@ -353,15 +309,6 @@ def _end(child: Spawned) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
     os.close(child.pidfd)
-
-
-def _check(request: SpawnRequest) -> None:
-    if not 1 <= len(request.layers) <= MAX_LAYERS or len(request.groups) > MAX_GROUPS:
-        raise CreateFailed(f"1 to {MAX_LAYERS} layers and at most {MAX_GROUPS} groups", phase="request")
-    if len(request.hostname.encode()) > 63 or "\0" in request.hostname or not request.hostname:
-        raise CreateFailed("a host name has 1 to 63 bytes", phase="request")
-    if not 0 <= request.oom_score_adj <= 1000 or request.shm_bytes <= 0:
-        raise CreateFailed("oom_score_adj is 0 to 1000, shm_bytes above 0", phase="request")
 
 
 def _text(field: bytes) -> str:

@@ -43,7 +43,8 @@ async def _program(sandbox: Sandbox, result: ExecResult) -> bytes:
     """For messages that name it."""
     if result.outcome not in NEVER_RAN:
         return b""
-    return next((info.argv[0] for info in await sandbox.execs() if info.id == result.id), result.id.encode())
+    found = next((info.argv for info in await sandbox.execs() if info.id == result.id), ())
+    return found[0] if found else result.id.encode()
 
 
 @click.command()

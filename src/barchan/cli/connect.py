@@ -56,8 +56,8 @@ def where_options(command: Callable[..., R]) -> Callable[..., R]:
     return gathered
 
 
-def open_client(where: Where) -> Client:
-    """Not connected yet; use as a context manager."""
+def open_client(where: Where, *, reconnect: float = 60.0) -> Client:
+    """Not connected yet; use as a context manager. `reconnect`: seconds that a lost connection is waited for."""
     import ssl
 
     from barchan.sdk import Client
@@ -68,7 +68,7 @@ def open_client(where: Where) -> Client:
     token = where.token_file.read_text().strip() if where.token_file is not None else None
     data = where.data.absolute() if where.data is not None else None
     try:
-        return Client(where.api, token, data=data, ca=where.ca_file)
+        return Client(where.api, token, data=data, ca=where.ca_file, reconnect=reconnect)
     except ssl.SSLError as error:
         raise InvalidRequest(f"ca_file: {where.ca_file} holds no certificate", field="ca_file") from error
 
@@ -88,8 +88,10 @@ def _check_reachable(where: Where) -> None:
 
 
 async def start(sandbox: Sandbox, request: Exec) -> Process:
-    """Start a command from one request value."""
-    import msgspec
+    """Start a command from one request value, which has no terminal."""
+    return await sandbox.start(request.argv, stdin=request.stdin, **program(request))
 
-    fields = msgspec.structs.asdict(request)
-    return await sandbox.start(fields.pop("argv"), **fields)
+
+def program(request: Exec) -> dict[str, Any]:
+    """What the SDK's ways to start a command have in common, from one request value."""
+    return {name: getattr(request, name) for name in ("cwd", "env", "secrets", "user", "timeout", "output_limit")}

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
-import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,18 +11,14 @@ import click
 
 from barchan.cli.connect import Where, open_client, where_options
 from barchan.cli.output import failure
+from barchan.cli.progress import bytes_bar
 from barchan.cli.session import Session, json_option
 from barchan.cli.text import plain
 from barchan.errors import FileFailure, FileIsDirectory, FileMissing, FileNotDirectory, InvalidRequest
 from barchan.spec import node_of
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from barchan.sdk import Sandbox, TransferReport
-
-BAR_AFTER = 0.5
-"""Seconds; shorter transfers show no bar."""
 
 
 class Remote(NamedTuple):
@@ -102,10 +94,9 @@ def local_failure(error: OSError) -> FileFailure:
 
 
 async def _upload(sandbox: Sandbox, source: Path, target: bytes, user: str | None) -> TransferReport:
-    total = local_size(source)
     if target.endswith(b"/") or await _is_directory(sandbox, target, user):
         target = os.path.join(target, os.fsencode(source.absolute().name))
-    with progress_bar(total) as progress:
+    with bytes_bar() as progress:
         return await sandbox.files.upload(source, target, user=user, progress=progress)
 
 
@@ -160,14 +151,13 @@ async def _to_stdout(sandbox: Sandbox, source: bytes, user: str | None) -> Trans
 
 
 async def _download(sandbox: Sandbox, source: bytes, target: Path, inside: bool, user: str | None) -> TransferReport:
-    found = await sandbox.files.stat(source, user=user)
+    await sandbox.files.stat(source, user=user)  # so that nothing is said of this side when it is missing there
     if inside or target.is_dir():
         target = target / local_name(source)
     if not target.parent.is_dir():
         kind = FileNotDirectory if target.parent.exists() else FileMissing
         raise kind(f"{target.parent}: no such directory", hint="on this host")
-    total = found.size if found.kind == "file" else None
-    with progress_bar(total) as progress:
+    with bytes_bar() as progress:
         return await sandbox.files.download(source, target, user=user, progress=progress)
 
 
@@ -177,64 +167,3 @@ def local_name(source: bytes) -> str:
     if name in (b"", b".", b".."):
         raise InvalidRequest(f"{plain(source)} has no name to copy it under", hint="give DST a name")
     return os.fsdecode(name)
-
-
-def local_size(path: Path) -> int:
-    """Bytes of a file or of all files below a directory. Raises `OSError`."""
-    found = path.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        return found.st_size
-    return sum(_sizes(os.fspath(path)))
-
-
-def _sizes(path: str) -> Iterator[int]:
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _sizes(entry.path)
-            elif entry.is_file(follow_symlinks=False):
-                yield entry.stat(follow_symlinks=False).st_size
-
-
-@contextmanager
-def progress_bar(total: int | None) -> Iterator[Callable[[int], None] | None]:
-    """A function to be told the bytes done. Shows a bar on a terminal's stderr, when the transfer takes a while."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    bar = _Bar(total)
-    try:
-        yield bar.update
-    finally:
-        bar.close()
-
-
-class _Bar:
-    def __init__(self, total: int | None) -> None:
-        self._due = time.monotonic() + BAR_AFTER
-        self._total = total
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def update(self, done: int) -> None:
-        if self._progress is None:
-            if time.monotonic() < self._due:
-                return
-            self._progress = _rich_progress()
-            self._task = self._progress.add_task("", total=self._total)
-            self._progress.start()
-        assert self._task is not None
-        # An upload counts names and lengths too.
-        self._progress.update(self._task, completed=done if self._total is None else min(done, self._total))
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-
-def _rich_progress() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))

@@ -20,7 +20,7 @@ from barchan.cli.processes import ProcessRef
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import Conflict, InvalidRequest, NodeStorageFull
 from barchan.kernel import mounts
-from barchan.spec import check_name
+from barchan.names import check_name
 
 T = TypeVar("T")
 

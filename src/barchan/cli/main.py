@@ -21,18 +21,20 @@ COMMANDS = {
     "run": ("barchan.cli.run", "Run a command in a new sandbox."),
     "create": ("barchan.cli.sandboxes", "Make a sandbox and print its id."),
     "exec": ("barchan.cli.run", "Run a command in a sandbox."),
+    "shell": ("barchan.cli.run", "Work in a sandbox: a shell on a terminal."),
     "wait": ("barchan.cli.commands", "Wait for a command to end."),
     "kill": ("barchan.cli.commands", "Send a signal to a command."),
     "cp": ("barchan.cli.cp", "Copy files and trees to or from a sandbox."),
     "ls": ("barchan.cli.sandboxes", "List sandboxes."),
     "ps": ("barchan.cli.sandboxes", "List the processes of a sandbox."),
+    "stats": ("barchan.cli.stats", "What sandboxes use."),
     "logs": ("barchan.cli.logs", "What the commands of a sandbox wrote."),
     "stop": ("barchan.cli.sandboxes", "Stop sandboxes."),
     "version": ("barchan.cli.version", "Print the version."),
 }
 """Name → module and summary, so that `--help` imports none of them."""
 
-LIKE_DOCKER_RUN = frozenset({"run", "exec", "wait"})
+LIKE_DOCKER_RUN = frozenset({"run", "exec", "shell", "wait"})
 """Their exit codes below 125 are the program's own."""
 
 

@@ -10,7 +10,8 @@ import click
 
 from barchan.cli.values import SECONDS, SIZE, parse_pairs
 from barchan.errors import InvalidRequest
-from barchan.spec import EnvironmentRef, Exec, Limits, SandboxSpec, check_exec, check_spec
+from barchan.mounts import DataMount
+from barchan.spec import EnvironmentRef, Exec, Limits, SandboxSpec, Terminal, check_exec, check_spec
 
 F = TypeVar("F", bound=Callable[..., Any])
 OUTPUT_LIMIT = 1 << 30
@@ -30,6 +31,13 @@ _SANDBOX = (
         "--idle-timeout", type=SECONDS, metavar="S", help="Stop it after S seconds without use.  [default: 1h]"
     ),
     click.option("--lifetime", type=SECONDS, metavar="S", help="Stop it after S seconds in any case.  [default: 24h]"),
+    click.option(
+        "--mount",
+        "mounts",
+        metavar="NAME:/TARGET",
+        multiple=True,
+        help="Mount a directory of the node read-only, by the name its administrator gave it; repeatable.",
+    ),
     click.option("--setuid", is_flag=True, help="Let set-user-id programs work."),
     click.option("--ptrace", is_flag=True, help="Allow debuggers inside."),
 )
@@ -44,6 +52,7 @@ _PROGRAM = (
 _EXEC = (
     *_PROGRAM,
     click.option("-i", "--interactive", is_flag=True, help="Send standard input."),
+    click.option("-t", "--tty", is_flag=True, help="On a terminal; without a command, a shell."),
     click.option("--timeout", type=SECONDS, metavar="S", help="End it after S seconds, exit code 124."),
     click.option(
         "--output-limit",
@@ -92,9 +101,19 @@ def sandbox_spec(environment: str, options: dict[str, Any]) -> SandboxSpec:
         secrets=_text_pairs(options["secrets"], "secrets"),
         setuid=options["setuid"],
         ptrace=options["ptrace"],
+        mounts=tuple(parse_mount(text) for text in options["mounts"]),
         **_given(chosen),
     )
     return check_spec(spec)
+
+
+def parse_mount(text: str) -> DataMount:
+    """`NAME:/target`, with `:noexec` at its end if wanted."""
+    source, colon, target = text.partition(":")
+    noexec = target.endswith(":noexec")
+    if not colon:
+        raise InvalidRequest(f"mount: {text!r} is not NAME:/target", field="mount")
+    return DataMount(source=source, target=target.removesuffix(":noexec"), noexec=noexec)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +130,9 @@ def _text_pairs(items: tuple[str, ...], field: str) -> dict[str, str]:
 
 
 def exec_request(argv: tuple[str, ...], options: dict[str, Any]) -> Exec:
-    """The command as bytes, as the kernel gave them to us. Raises `InvalidRequest`."""
+    """The command as bytes, as the kernel gave them to us; none stands for a shell on a terminal. Raises `InvalidRequest`."""
+    if not argv and not options["tty"]:
+        raise InvalidRequest("Missing argument 'ARGV...'", field="argv", hint="only with -t, a shell runs without one")
     request = Exec(
         argv=tuple(map(os.fsencode, argv)),
         cwd=os.fsencode(options["workdir"]) if options["workdir"] is not None else None,
@@ -121,8 +142,19 @@ def exec_request(argv: tuple[str, ...], options: dict[str, Any]) -> Exec:
         timeout=options["timeout"],
         stdin=options["interactive"],
         output_limit=options["output_limit"],
+        tty=Terminal() if options["tty"] else None,
     )
-    return check_exec(request)
+    return check_exec(request) if argv else request
+
+
+def check_terminal_use(request: Exec, *, json: bool) -> None:
+    """Raises `InvalidRequest` for what cannot be shown, and when input is to come from a terminal and ours is none."""
+    if request.tty is None:
+        return
+    if json:
+        raise InvalidRequest("--json: a terminal shows bytes", field="tty", hint="leave out -t")
+    if request.stdin and not os.isatty(0):
+        raise InvalidRequest("the input device is not a TTY", field="tty", hint="leave out -t, or give it a terminal")
 
 
 def _byte_pairs(items: tuple[str, ...], field: str) -> dict[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""`barchan run` and `barchan exec`."""
+"""`barchan run`, `barchan exec` and `barchan shell`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,32 @@ import click
 from barchan.cli.argv import ProgramCommand
 from barchan.cli.connect import Where, open_client, start, where_options
 from barchan.cli.exits import NEVER_RAN, ending
-from barchan.cli.request import exec_options, exec_request, sandbox_options, sandbox_spec
+from barchan.cli.request import (
+    OUTPUT_LIMIT,
+    check_terminal_use,
+    exec_options,
+    exec_request,
+    program_options,
+    sandbox_options,
+    sandbox_spec,
+)
 from barchan.cli.session import Session, json_option
+from barchan.errors import InvalidRequest
 from barchan.spec import Exec, ExecResult, SandboxSpec, node_of
 
 if TYPE_CHECKING:
     from barchan.cli.descriptors import Output
     from barchan.cli.drive import Sink
     from barchan.cli.interrupts import Interrupts
-    from barchan.sdk import Sandbox
+    from barchan.sdk import Client, Sandbox
+
+TERMINAL_RECONNECT = 10.0
+"""Seconds that a terminal waits for a server that is away; less than others, because nothing can be typed meanwhile."""
 
 
 @click.command(cls=ProgramCommand)
 @click.argument("env_", metavar="ENV")
-@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @sandbox_options
 @exec_options
 @click.option("--keep", is_flag=True, help="Leave the sandbox running.")
@@ -33,7 +45,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where: Where, **options: Any) -> int:
-    """Run a command in a new sandbox of environment ENV.
+    """Run a command in a new sandbox of environment ENV. With -it, a terminal to work in: a shell if there is no command.
 
     Exit codes: the program's own; 124 timed out, 125 barchan failed, 126 not executable, 127 not found, 137 killed.
     """
@@ -41,12 +53,13 @@ def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where
     ofsandbox = options if keep else {**options, "env": (), "secrets": (), "user": None, "workdir": None}
     spec = sandbox_spec(env_, ofsandbox)
     request = exec_request(argv, options)
+    check_terminal_use(request, json=session.json)
     return _complete(_run(session, where, spec, request, keep))
 
 
 @click.command("exec", cls=ProgramCommand)
 @click.argument("sandbox", metavar="ID")
-@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @exec_options
 @click.option("-d", "--detach", is_flag=True, help="Print the command's id and let it run.")
 @where_options
@@ -55,17 +68,35 @@ def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where
 def exec_command(
     session: Session, /, sandbox: str, argv: tuple[str, ...], detach: bool, where: Where, **options: Any
 ) -> int:
-    """Run a command in sandbox ID. Exit codes as with `barchan run`."""
+    """Run a command in sandbox ID. With -it, a terminal to work in. Exit codes as with `barchan run`."""
     node_of(sandbox)
     request = exec_request(argv, options)
+    if detach and request.tty is not None:
+        raise InvalidRequest("tty: not with --detach", field="tty")
+    check_terminal_use(request, json=session.json)
     return _complete(_exec(session, where, sandbox, request, detach))
+
+
+@click.command()
+@click.argument("sandbox", metavar="ID")
+@program_options
+@where_options
+@json_option
+@click.pass_obj
+def shell(session: Session, /, sandbox: str, where: Where, **options: Any) -> int:
+    """Work in sandbox ID: bash, or sh where there is none, on a terminal. As `barchan exec -it ID`."""
+    node_of(sandbox)
+    more = {"interactive": True, "tty": True, "timeout": None, "output_limit": OUTPUT_LIMIT}
+    request = exec_request((), {**options, **more})
+    check_terminal_use(request, json=session.json)
+    return _complete(_exec(session, where, sandbox, request, detach=False))
 
 
 async def _run(session: Session, where: Where, spec: SandboxSpec, request: Exec, keep: bool) -> int:
     from barchan.cli.interrupts import Interrupts
 
     with Interrupts() as interrupts:
-        async with open_client(where) as client:
+        async with _client(where, request) as client:
             sandbox = await client.create_from(spec)
             try:
                 _say(session, "created", keep, sandbox=sandbox.id)
@@ -81,11 +112,15 @@ async def _exec(session: Session, where: Where, id_: str, request: Exec, detach:
     from barchan.cli.interrupts import Interrupts
 
     with Interrupts() as interrupts:
-        async with open_client(where) as client:
+        async with _client(where, request) as client:
             sandbox = await client.get(id_)
             if detach:
                 return await _leave(session, sandbox, request)
             return await _follow(session, sandbox, request, interrupts)
+
+
+def _client(where: Where, request: Exec) -> Client:
+    return open_client(where) if request.tty is None else open_client(where, reconnect=TERMINAL_RECONNECT)
 
 
 async def _leave(session: Session, sandbox: Sandbox, request: Exec) -> int:
@@ -112,6 +147,11 @@ async def _follow(session: Session, sandbox: Sandbox, request: Exec, interrupts:
     from barchan.cli.descriptors import Input
     from barchan.cli.drive import Drive
 
+    if request.tty is not None:
+        from barchan.cli import terminal
+
+        result = await terminal.drive(sandbox, request, interrupts)
+        return finish(session, result, (request.argv or (b"sh",))[0], interrupts.first)
     process = await start(sandbox, request)
     drive = Drive(process, interrupts)
     out, err = _sinks(session)

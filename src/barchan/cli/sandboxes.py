@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -10,9 +10,10 @@ from barchan.cli.connect import Where, open_client, where_options
 from barchan.cli.request import program_options, sandbox_options, sandbox_spec
 from barchan.cli.session import Session, json_option
 from barchan.cli.text import command_line, plain, size, span
-from barchan.cli.values import parse_pairs
+from barchan.cli.values import SECONDS, parse_pairs
 from barchan.errors import BarchanError
-from barchan.spec import ProcessInfo, SandboxInfo, SandboxSpec, node_of
+from barchan.spec import BackendName, ProcessInfo, SandboxInfo, SandboxSpec, SandboxState, node_of
+from barchan.wire.messages import MOST_AT_ONCE
 
 if TYPE_CHECKING:
     from barchan.sdk import Client
@@ -20,20 +21,25 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("environment", metavar="ENV")
+@click.option("-n", "--count", type=click.IntRange(1, MOST_AT_ONCE), help="Make so many by one request.")
 @sandbox_options
 @program_options
 @where_options
 @json_option
 @click.pass_obj
-def create(session: Session, /, environment: str, where: Where, **options: Any) -> None:
+def create(session: Session, /, environment: str, count: int | None, where: Where, **options: Any) -> int:
     """Make a sandbox of environment ENV and print its id.
 
-    It runs until it is stopped, or until its time is over.
+    It runs until it is stopped, or until its time is over. With -n, each id is printed as soon as its sandbox is ready, and
+    the exit code is 1 if one could not be made; those whose ids were not printed when it is interrupted are removed.
     """
     import asyncio
 
-    info = asyncio.run(_create(where, sandbox_spec(environment, options)))
-    session.emit(info) if session.json else click.echo(info.id)
+    spec = sandbox_spec(environment, options)
+    if count is not None:
+        return asyncio.run(_create_many(session, where, count, spec))
+    _print_id(session, asyncio.run(_create(where, spec)))
+    return 0
 
 
 async def _create(where: Where, spec: SandboxSpec) -> SandboxInfo:
@@ -41,33 +47,75 @@ async def _create(where: Where, spec: SandboxSpec) -> SandboxInfo:
         return (await client.create_from(spec)).info
 
 
+async def _create_many(session: Session, where: Where, count: int, spec: SandboxSpec) -> int:
+    from barchan.cli.progress import count_bar
+
+    async with open_client(where) as client, client.create_many_from(count, spec) as batch:
+        with count_bar(count) as tell:
+            done = 0
+            async for sandbox in batch:
+                _print_id(session, sandbox.info)
+                done += 1
+                tell(done + len(batch.failures))
+        for failure in batch.failures:
+            session.report(failure.error)
+    return 1 if batch.failures else 0
+
+
+def _print_id(session: Session, info: SandboxInfo) -> None:
+    session.emit(info) if session.json else click.echo(plain(info.id))
+
+
 @click.command()
+@click.option("-a", "--all", "ended", is_flag=True, help="Also those that stopped or failed lately.")
 @click.option("--label", "labels", metavar="K=V", multiple=True, help="Only those with this label; repeatable.")
+@click.option(
+    "--state", "states", type=click.Choice(get_args(SandboxState)), multiple=True, help="In this state; repeatable."
+)
+@click.option("--env", "environment", metavar="LAYER", help="Made of this layer, NAME or NAME@VERSION.")
+@click.option("--backend", type=click.Choice(get_args(BackendName)), help="Of this kind.")
+@click.option("--node", metavar="NAME", help="On this node.")
+@click.option("--prefix", metavar="TEXT", default="", help="Whose id begins so.")
+@click.option(
+    "--newer-than", type=SECONDS, metavar="S", help="Made in the last S seconds; 5m and 2h are understood, too."
+)
+@click.option("--older-than", type=SECONDS, metavar="S", help="Made longer ago.")
 @click.option("-q", "--quiet", is_flag=True, help="Ids only.")
 @where_options
 @json_option
 @click.pass_obj
-def ls(session: Session, labels: tuple[str, ...], quiet: bool, where: Where) -> None:
-    """List sandboxes."""
+def ls(
+    session: Session,
+    /,
+    labels: tuple[str, ...],
+    newer_than: float | None,
+    older_than: float | None,
+    quiet: bool,
+    where: Where,
+    **filters: Any,
+) -> None:
+    """List sandboxes: those that live, unless asked for others."""
     import asyncio
     import time
 
     from barchan.cli.tables import show
 
-    found = asyncio.run(_list(where, parse_pairs(labels, "labels")))
+    now = time.time()
+    filters["created_after"] = None if newer_than is None else now - newer_than
+    filters["created_before"] = None if older_than is None else now - older_than
+    found = asyncio.run(_list(where, parse_pairs(labels, "labels"), filters))
     if session.json:
         session.emit(found)
     elif quiet:
         for info in found:
             click.echo(plain(info.id))
     else:
-        now = time.time()
         show(("id", "state", "environment", ">age", ">ends in", "labels"), [row(info, now) for info in found])
 
 
-async def _list(where: Where, labels: dict[str, str]) -> tuple[SandboxInfo, ...]:
+async def _list(where: Where, labels: dict[str, str], filters: dict[str, Any]) -> tuple[SandboxInfo, ...]:
     async with open_client(where) as client:
-        return await client.list(labels)
+        return await client.list(labels, **filters)
 
 
 def row(info: SandboxInfo, now: float) -> tuple[str, ...]:

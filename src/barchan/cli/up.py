@@ -12,7 +12,7 @@ import click
 
 from barchan.cli.session import Session, data_option, json_option, need_root, to_json
 from barchan.cli.text import Bytes, plain
-from barchan.cli.values import ADDRESS, SIZE, is_loopback
+from barchan.cli.values import ADDRESS, SIZE, is_loopback, parse_pairs
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import (
     BarchanError,
@@ -22,6 +22,7 @@ from barchan.errors import (
     NodeUnavailable,
     from_body,
 )
+from barchan.names import check_name
 
 if TYPE_CHECKING:
     from barchan.cli.supervise import Reporter
@@ -45,6 +46,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--insecure", is_flag=True, help="Allow --listen without TLS beyond loopback.")
 @click.option("--scratch-bytes", type=SIZE, help="Size of the scratch volume when it is made, e.g. 20g.")
 @click.option("--max-sandboxes", type=click.IntRange(1, 60000), default=1000, show_default=True)
+@click.option(
+    "--data-mount",
+    "data_mounts",
+    metavar="NAME=/PATH",
+    multiple=True,
+    help="Let sandboxes mount this directory read-only, by this name; repeatable.",
+)
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
 @click.pass_obj
@@ -61,6 +69,7 @@ def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     if options["tls_cert"] is not None:
         check_tls(options["tls_cert"], options["tls_key"])
     check_scratch(options["scratch_bytes"])
+    options["data_mounts"] = parse_data_mounts(options["data_mounts"], layout)
     prepare(layout)
     with locked(layout):
         if detach:
@@ -103,6 +112,24 @@ def check_scratch(size: int | None) -> None:
         raise InvalidRequest(f"scratch_bytes: too small, at least {SMALLEST >> 20} MiB", field="scratch_bytes")
 
 
+def parse_data_mounts(items: tuple[str, ...], layout: Layout) -> dict[str, Path]:
+    """Directories by name. The server's own may not be among them, nor one that holds it: its secrets are there."""
+    found: dict[str, Path] = {}
+    data = layout.data.resolve()
+    for name, text in parse_pairs(items, "data_mount").items():
+        path = Path(text)
+        check_name(name, "data_mount")
+        if not path.is_absolute() or not path.is_dir():
+            raise InvalidRequest(f"data_mount: {text} is no directory", field="data_mount", hint="NAME=/absolute/path")
+        path = path.resolve()
+        if path.is_relative_to(data) or data.is_relative_to(path):
+            raise InvalidRequest(
+                f"data_mount: {text} and the data directory {data} lie in each other", field="data_mount"
+            )
+        found[name] = path
+    return found
+
+
 def _serve(session: Session, layout: Layout, options: dict[str, Any], tell: int | None) -> None:
     """Serve until a signal, with the lock held. Whoever waits at fd `tell` is told when all is ready."""
     import asyncio
@@ -138,7 +165,7 @@ def _api_config(layout: Layout, options: dict[str, Any]) -> ApiConfig:
 
 
 def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConfig:
-    fields = {key: options[key] for key in ("kernel", "max_sandboxes")}
+    fields = {key: options[key] for key in ("kernel", "max_sandboxes", "data_mounts")}
     return NodeConfig(layout=layout, name=name, scratch_bytes=options["scratch_bytes"] or 0, **fields)
 
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from barchan.errors import InvalidRequest
-from barchan.spec import check_exec, check_spec
+from barchan.names import check_name, check_ref
+from barchan.spec import check_exec, check_spec, check_terminal
 from barchan.wire.messages import (
+    MOST_AT_ONCE,
     PAGE,
     REQUESTS,
     AttachExec,
     CancelExec,
+    CancelMany,
+    CreateMany,
     CreateSandbox,
+    ListSandboxes,
     OfFile,
     RenameFile,
     Request,
+    ResizeExec,
     SignalExec,
     StartExec,
 )
 
 MAX_OFFSET = 1 << 62
+MOST_KEY = 56
+"""Characters of the key of many: an index is added for each."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RANGES: dict[str, tuple[float, float]] = {
     "stdout_offset": (0, MAX_OFFSET),
@@ -34,6 +43,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "idle_timeout": (1e-3, 1e9),
     "lifetime": (1e-3, 1e9),
     "limit": (1, PAGE),
+    "count": (1, MOST_AT_ONCE),
+    "created_after": (-math.inf, math.inf),
+    "created_before": (-math.inf, math.inf),
 }
 _RANGED = {cls: tuple(field for field in cls.__struct_fields__ if field in _RANGES) for cls in REQUESTS.values()}
 
@@ -48,14 +60,37 @@ def check_request(request: Request) -> None:
     if isinstance(request, CreateSandbox):
         check_spec(request.spec)
         check_id(request.key, "key")
+    elif isinstance(request, (CreateMany, CancelMany)):
+        _check_many(request)
+    elif isinstance(request, ListSandboxes):
+        _check_filters(request)
     elif isinstance(request, OfFile):
         _check_path(request.path, "path")
         if isinstance(request, RenameFile):
             _check_path(request.target, "target")
-    elif isinstance(request, (StartExec, AttachExec, SignalExec, CancelExec)):
+    elif isinstance(request, (StartExec, AttachExec, SignalExec, ResizeExec, CancelExec)):
         check_id(request.id, "id")
         if isinstance(request, StartExec):
             check_exec(request.exec)
+        elif isinstance(request, ResizeExec):
+            check_terminal(request.size)
+
+
+def _check_many(request: CreateMany | CancelMany) -> None:
+    if isinstance(request, CreateMany):
+        check_spec(request.spec)
+    check_id(request.key, "key")
+    if len(request.key) > MOST_KEY:
+        raise InvalidRequest(f"key: {len(request.key)} characters", field="key", hint=f"at most {MOST_KEY} here")
+    if any(not 0 <= index < request.count for index in request.done):
+        raise InvalidRequest("done: an index is out of range", field="done", hint=f"0 to {request.count - 1}")
+
+
+def _check_filters(request: ListSandboxes) -> None:
+    if request.environment is not None:
+        check_ref(request.environment, "environment")
+    if request.node is not None:
+        check_name(request.node, "node")
 
 
 def check_id(value: str, field: str) -> str:

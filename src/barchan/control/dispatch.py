@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from random import Random, SystemRandom
 from typing import Any
 
 from barchan.control.checks import check_request
 from barchan.control.nodes import Nodes
 from barchan.control.placement import able, choose, refused
+from barchan.control.slots import Line
 from barchan.errors import AdmissionRefused, BarchanError, InvalidRequest
 from barchan.spec import NodeInfo, NodeName, node_of
 from barchan.wire.link import Call, FrameSink, ignore_frame
 from barchan.wire.messages import (
+    AbandonCreate,
     CreateSandbox,
     EnvironmentInfo,
     ListEnvironments,
@@ -24,6 +28,12 @@ from barchan.wire.messages import (
     pack_call,
     unpack,
 )
+
+Placed = Callable[[], None]
+
+
+def _nobody() -> None:
+    """Told when nobody wants to know."""
 
 
 class Dispatch:
@@ -45,44 +55,70 @@ class Dispatch:
             return await _finished(call)
         check_request(request)
         if isinstance(request, CreateSandbox):
-            return await self._create(request)
+            return await self.create(request)
         if isinstance(request, ListNodes):
             return pack(self._nodes.infos())
         if isinstance(request, ListSandboxes):
-            found = await self._everywhere(request)
+            found = await self._everywhere(request, request.node)
             return pack(sorted(found, key=lambda info: str(info.id))[: request.limit])
         if isinstance(request, ListEnvironments):
             return pack(_distinct(await self._everywhere(request)))
         raise InvalidRequest(f"{request.op} is not for clients", field="op")
 
-    async def _everywhere(self, request: Request) -> list[Any]:
+    async def abandon(self, key: str) -> None:
+        """Undo a create, wherever it went and however far it came. One that never left here is fine."""
+        name = self._nodes.holder_of_key(key)
+        if name is not None:
+            await _finished(await self._nodes.call(name, pack_call(AbandonCreate(key=key))))
+
+    async def _everywhere(self, request: Request, node: str | None = None) -> list[Any]:
         infos, payload = await self._nodes.some(), pack_call(request)
-        calls = [await self._nodes.call(info.name, payload) for info in infos]
+        names = [NodeName(node)] if node is not None else [info.name for info in infos]
+        calls = [await self._nodes.call(name, payload) for name in names]
         answers = await asyncio.gather(*(_finished(call) for call in calls))
         return [item for answer in answers for item in unpack(answer, request.answer)]
 
-    async def _create(self, request: CreateSandbox) -> bytes:
+    async def create(self, request: CreateSandbox, line: Line | None = None, placed: Placed = _nobody) -> bytes:
+        """Where the key went before, else on the node that placement chooses, else on the next that has room.
+
+        In a `line` it waits until such a node has a slot free. `placed` is told each time a node is asked.
+        """
         payload = pack_call(request)
         refusals: dict[NodeName, AdmissionRefused] = {}
         while True:
             name = self._nodes.holder_of_key(request.key)
             if name is None or name in refusals:
-                name = self._place(request, await self._nodes.some(), refusals)
+                name = await self._place(request, refusals, line)
             try:
-                return await self._create_on(name, request, payload)
+                async with line.slots.of(name) if line is not None else contextlib.nullcontext():
+                    placed()
+                    return await self._create_on(name, request, payload)
             except AdmissionRefused as error:
                 refusals[name] = error
 
-    def _place(
-        self, request: CreateSandbox, nodes: tuple[NodeInfo, ...], refusals: dict[NodeName, AdmissionRefused]
+    async def _place(
+        self, request: CreateSandbox, refusals: dict[NodeName, AdmissionRefused], line: Line | None
     ) -> NodeName:
+        if line is None:
+            return choose(self._left(request, await self._nodes.some(), refusals), self._random)
+        # Whoever may not go everywhere must not hold up those behind it.
+        async with line.turn if not refusals else contextlib.nullcontext():
+            while True:
+                left = self._left(request, await self._nodes.some(), refusals)
+                if free := [node for node in left if line.slots.free(node.name)]:
+                    return choose(free, self._random)
+                await line.slots.change()
+
+    def _left(
+        self, request: CreateSandbox, nodes: tuple[NodeInfo, ...], refusals: dict[NodeName, AdmissionRefused]
+    ) -> list[NodeInfo]:
         left = [node for node in able(nodes, request.spec) if node.name not in refusals]
         if not left:
             fields = {error.field for error in refusals.values()}
             raise refused(
                 {name: str(error) for name, error in refusals.items()}, fields.pop() if len(fields) == 1 else ""
             )
-        return choose(left, self._random)
+        return left
 
     async def _create_on(self, name: NodeName, request: CreateSandbox, payload: bytes) -> bytes:
         self._nodes.remember_key(request.key, name)

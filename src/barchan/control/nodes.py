@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from barchan.errors import BarchanError, InvalidRequest, NodeUnavailable, SandboxNotFound, Unauthenticated
-from barchan.spec import NodeInfo, NodeName, SandboxSpec, check_name, node_of
+from barchan.names import check_name
+from barchan.spec import NodeInfo, NodeName, SandboxSpec, node_of
 from barchan.wire.link import Call, FrameSink, Incoming, LinkProtocol, ignore_frame
 from barchan.wire.messages import Hello, pack, unpack_call
 
@@ -47,32 +48,26 @@ class Peer:
 
     def __init__(self, protocol: LinkProtocol, info: NodeInfo) -> None:
         self.protocol = protocol
-        self._told = info
-        self._pending: list[SandboxSpec] = []
-
-    @property
-    def info(self) -> NodeInfo:
+        self.info = info
         """With the sandboxes that were sent there since its last hello."""
-        told, pending = self._told, self._pending
-        if not pending:
-            return told
-        return msgspec.structs.replace(
-            told,
-            sandboxes=told.sandboxes + len(pending),
-            memory_promised=told.memory_promised + sum(spec.limits.memory for spec in pending),
-            disk_promised=told.disk_promised + sum(spec.limits.disk for spec in pending),
-        )
 
     def update(self, info: NodeInfo) -> None:
-        self._told = info
-        self._pending.clear()
+        self.info = info
 
     def placed(self, spec: SandboxSpec) -> None:
-        self._pending.append(spec)
+        self._count(1, spec)
 
     def not_placed(self, spec: SandboxSpec) -> None:
-        with contextlib.suppress(ValueError):
-            self._pending.remove(spec)
+        self._count(-1, spec)
+
+    def _count(self, sandboxes: int, spec: SandboxSpec) -> None:
+        info = self.info
+        self.info = msgspec.structs.replace(
+            info,
+            sandboxes=max(info.sandboxes + sandboxes, 0),
+            memory_promised=max(info.memory_promised + sandboxes * spec.limits.memory, 0),
+            disk_promised=max(info.disk_promised + sandboxes * spec.limits.disk, 0),
+        )
 
 
 class Nodes:

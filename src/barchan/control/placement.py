@@ -24,10 +24,24 @@ def able(nodes: Iterable[NodeInfo], spec: SandboxSpec) -> list[NodeInfo]:
     with_backend = [node for node in present if spec.backend in node.backends]
     if not with_backend:
         raise NotSupported(f"no node has the backend {spec.backend!r}", field="backend")
+    wanted = {mount.source for mount in spec.mounts}
+    with_data = [node for node in with_backend if wanted <= set(node.data_mounts)]
+    if not with_data:
+        raise _no_data(with_backend, wanted)
+    with_backend = with_data
     large_enough = [node for node in with_backend if too_small(node, spec) is None]
     if not large_enough:
         raise _never_fits(with_backend, spec)
     return large_enough
+
+
+def _no_data(nodes: Sequence[NodeInfo], wanted: set[str]) -> InvalidRequest:
+    said = "; ".join(f"{node.name} has {', '.join(node.data_mounts) or 'none'}" for node in nodes)
+    return InvalidRequest(
+        f"mounts: no node has all of these data mounts: {', '.join(sorted(wanted))}",
+        field="mounts.source",
+        hint=f"{said} (`barchan up --data-mount`)",
+    )
 
 
 class Lack(NamedTuple):

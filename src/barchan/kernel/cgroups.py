@@ -110,20 +110,21 @@ class GroupTree:
     def make(self, sandbox: str, limits: Limits, owner: int) -> Group:
         """The groups of a sandbox with its limits set; the caller closes the result."""
         for parent in self._parents():
-            directories.private(parent / sandbox)
+            directories.private(f"{parent}/{sandbox}")
         try:
-            self._limit(sandbox, limits)
+            self.limit(sandbox, limits)
             for name in _DELEGATED:
-                os.chown(self.unified / sandbox / name, owner, owner)
+                os.chown(f"{self.unified}/{sandbox}/{name}", owner, owner)
             return self._opened(sandbox)
         except OSError:
             self.destroy(sandbox)
             raise
 
-    def _limit(self, sandbox: str, limits: Limits) -> None:
+    def limit(self, sandbox: str, limits: Limits) -> None:
+        """Set or change its limits."""
         for controller in CONTROLLERS:
             v1 = self.v1.get(controller)
-            groups.set_limit(controller, (v1 or self.unified) / sandbox, limits, v1=v1 is not None)
+            groups.set_limit(controller, f"{v1 or self.unified}/{sandbox}", limits, v1=v1 is not None)
 
     def open(self, sandbox: str) -> Group | None:
         """The groups of a sandbox made earlier, perhaps by a process that is gone; None unless all are there."""

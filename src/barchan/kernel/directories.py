@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import stat
+import os
 from pathlib import Path
 
 
-def private(path: Path) -> None:
+def private(path: Path | str) -> None:
     """Make it a directory of mode 0700, also one that exists. Missing parents are made the same, others left alone."""
-    make(path, 0o700)
-    if stat.S_IMODE(path.stat().st_mode) != 0o700:
-        path.chmod(0o700)
+    try:
+        os.mkdir(path, 0o700)
+    except (FileExistsError, FileNotFoundError):
+        make(Path(path), 0o700)
+    os.chmod(path, 0o700)
 
 
 def make(path: Path, mode: int) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from barchan.spec import MIB, Limits
 
 _PERIOD = 100_000
-"""Of the CPU quota, in µs."""
+"""Of the CPU quota, in µs: what v1 gives every new group."""
 _SHORTEST_QUOTA = 1_000
 _PAUSE = 0.001
 
@@ -34,6 +34,19 @@ class Counters(msgspec.Struct, frozen=True):
     pids_max_hits: int
     memory: int
     """Bytes charged at the moment."""
+
+
+class Consumption(msgspec.Struct, frozen=True):
+    """What the processes of a group use, and what they and the ended ones have used."""
+
+    memory: int
+    memory_peak: int | None
+    """None where the kernel does not say: cgroup v2 before Linux 5.19."""
+    cpu_user: float
+    cpu_system: float
+    pids: int
+    """Threads count."""
+    processes: int
 
 
 class Group:
@@ -95,6 +108,20 @@ class Group:
         for path in (self.unified, *dict.fromkeys(self.v1.values())):
             remove(path, timeout)
 
+    def consumption(self) -> Consumption:
+        """`OSError` ENOENT or ENODEV when the groups are gone. cgroup2 counts CPU time also where v1 has the controller."""
+        memory, pids = self.v1.get("memory"), self.v1.get("pids", self.unified)
+        peak = _text(memory / "memory.max_usage_in_bytes" if memory else self.unified / "memory.peak")
+        current = memory / "memory.usage_in_bytes" if memory else self.unified / "memory.current"
+        return Consumption(
+            memory=int(current.read_text()),
+            memory_peak=int(peak) if peak else None,
+            cpu_user=_field(self.unified / "cpu.stat", "user_usec") / 1e6,
+            cpu_system=_field(self.unified / "cpu.stat", "system_usec") / 1e6,
+            pids=int((pids / "pids.current").read_text()),
+            processes=len(self.pids()),
+        )
+
     def counters(self) -> Counters:
         memory = self.v1.get("memory")
         return Counters(
@@ -104,23 +131,22 @@ class Group:
         )
 
 
-def set_limit(controller: str, group: Path, limits: Limits, *, v1: bool) -> None:
+def set_limit(controller: str, group: Path | str, limits: Limits, *, v1: bool) -> None:
     """Write the limit of one controller."""
     if controller == "pids":
-        _write(group / "pids.max", str(limits.pids))
+        _write(f"{group}/pids.max", str(limits.pids))
     elif controller == "cpu":
         quota = max(int(limits.cpus * _PERIOD), _SHORTEST_QUOTA)
         if v1:
-            _write(group / "cpu.cfs_period_us", str(_PERIOD))
-            _write(group / "cpu.cfs_quota_us", str(quota))
+            _write(f"{group}/cpu.cfs_quota_us", str(quota))
         else:
-            _write(group / "cpu.max", f"{quota} {_PERIOD}")
+            _write(f"{group}/cpu.max", f"{quota} {_PERIOD}")
     elif v1:
         _limit_memory_v1(group, str(limits.memory))
-        _write_if_there(group / "memory.kmem.tcp.limit_in_bytes", str(socket_memory(limits)))
+        _write_if_there(f"{group}/memory.kmem.tcp.limit_in_bytes", str(socket_memory(limits)))
     else:
-        _write(group / "memory.max", str(limits.memory))
-        _write_if_there(group / "memory.swap.max", "0")
+        _write(f"{group}/memory.max", str(limits.memory))
+        _write_if_there(f"{group}/memory.swap.max", "0")
 
 
 def socket_memory(limits: Limits) -> int:
@@ -128,9 +154,9 @@ def socket_memory(limits: Limits) -> int:
     return max(limits.memory // 4, 4 * MIB)
 
 
-def _limit_memory_v1(group: Path, size: str) -> None:
+def _limit_memory_v1(group: Path | str, size: str) -> None:
     """memsw (memory and swap together) must never be below the memory limit: the order depends on the old value."""
-    memory, both = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
+    memory, both = f"{group}/memory.limit_in_bytes", f"{group}/memory.memsw.limit_in_bytes"
     try:
         _write(memory, size)
         _write_if_there(both, size)
@@ -279,7 +305,7 @@ def _field(path: Path, name: str) -> int:
     return 0
 
 
-def _write(path: Path, value: str) -> None:
+def _write(path: Path | str, value: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
@@ -287,7 +313,7 @@ def _write(path: Path, value: str) -> None:
         os.close(fd)
 
 
-def _write_if_there(path: Path, value: str) -> None:
+def _write_if_there(path: Path | str, value: str) -> None:
     """Swap and socket accounting are options of the kernel."""
     with contextlib.suppress(FileNotFoundError):
         _write(path, value)

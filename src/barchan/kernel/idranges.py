@@ -21,7 +21,7 @@ class IdRanges:
         self._directory = directory
         self._instance = instance
         self._own = directory / "of" / instance
-        self._slots = slots
+        self.slots = slots
         self._next = 0
 
     def prepare(self) -> None:
@@ -35,8 +35,8 @@ class IdRanges:
 
     def claim(self, sandbox: str) -> int:
         """A slot nobody holds. `CreateFailed` when there is none."""
-        for step in range(self._slots):
-            slot = (self._next + step) % self._slots
+        for step in range(self.slots):
+            slot = (self._next + step) % self.slots
             try:
                 os.symlink(f"{self._instance}/{sandbox}", self._directory / str(slot))
             except FileExistsError:
@@ -45,14 +45,15 @@ class IdRanges:
             self._next = slot + 1
             return slot
         raise CreateFailed(
-            f"all {self._slots} ranges of host user ids are taken", phase="ids", hint="stop sandboxes on this host"
+            f"all {self.slots} ranges of host user ids are taken", phase="ids", hint="stop sandboxes on this host"
         )
 
     def release(self, sandbox: str) -> None:
-        """Idempotent."""
+        """Idempotent. One interrupted half-way may find the slot with its next holder, and leaves it there."""
         slot = self._slot_of(sandbox)
         if slot is not None:
-            (self._directory / str(slot)).unlink(missing_ok=True)
+            if self._holder(slot) == f"{self._instance}/{sandbox}":
+                (self._directory / str(slot)).unlink(missing_ok=True)
             (self._own / sandbox).unlink(missing_ok=True)
 
     def list(self) -> frozenset[str]:
@@ -63,6 +64,12 @@ class IdRanges:
         """Nothing is held any more: remove what is this installation's. Idempotent."""
         if self._own.is_dir():
             self._own.rmdir()
+
+    def _holder(self, slot: int) -> str:
+        try:
+            return os.readlink(self._directory / str(slot))
+        except FileNotFoundError:
+            return ""
 
     def _slot_of(self, sandbox: str) -> int | None:
         try:

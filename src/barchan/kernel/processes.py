@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ def pids_free() -> int:
     return int(Path("/proc/sys/kernel/pid_max").read_text()) - tasks
 
 
+@functools.cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

@@ -104,14 +104,20 @@ class Scratch:
     def make(self, sandbox: str, disk_bytes: int) -> WritableTree:
         """An empty tree that can grow to `disk_bytes`. One left half-made by a killed process is replaced."""
         with _typed("scratch"):
-            self.drop(sandbox)
-            btrfs.create_subvolume(self._fd, sandbox)
+            self._create(sandbox)
             try:
                 self._fill(sandbox, disk_bytes)
             except OSError:
                 self.drop(sandbox)
                 raise
         return WritableTree(sandbox, self.root / sandbox)
+
+    def _create(self, sandbox: str) -> None:
+        try:
+            btrfs.create_subvolume(self._fd, sandbox)
+        except FileExistsError:
+            self.drop(sandbox)
+            btrfs.create_subvolume(self._fd, sandbox)
 
     def _fill(self, sandbox: str, disk_bytes: int) -> None:
         with self._tree(sandbox) as fd:
@@ -120,6 +126,10 @@ class Scratch:
             for part in PARTS:
                 os.mkdir(part, 0o755, dir_fd=fd)
                 os.chmod(part, 0o755, dir_fd=fd)
+            btrfs.limit(fd, disk_bytes)
+
+    def limit(self, sandbox: str, disk_bytes: int) -> None:
+        with _typed("scratch"), self._tree(sandbox) as fd:
             btrfs.limit(fd, disk_bytes)
 
     def open_mount(self, sandbox: str) -> int:

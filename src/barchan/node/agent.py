@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from barchan import _version
-from barchan.backends.base import Backend, Launch
+from barchan.backends.base import Backend, Launch, Metered, Running
 from barchan.config import NodeConfig
 from barchan.errors import (
     BarchanError,
@@ -23,6 +23,7 @@ from barchan.errors import (
     CreateFailed,
     NodeUnavailable,
     NotSupported,
+    SandboxError,
     SandboxNotFound,
     SandboxStopped,
     SandboxUnavailable,
@@ -30,14 +31,27 @@ from barchan.errors import (
 from barchan.kernel import processes
 from barchan.node.admission import Room, admit
 from barchan.node.info import describe, new_id
+from barchan.node.listing import page, wants_ended
 from barchan.node.machine import Event, advance
 from barchan.node.recorder import Recorder
 from barchan.node.registry import Registry, SandboxRow
 from barchan.node.sandbox import LiveSandbox
-from barchan.spec import BackendName, Limits, NodeInfo, NodeName, SandboxInfo, SandboxSpec, SandboxState, check_spec
+from barchan.spec import (
+    BackendName,
+    Limits,
+    NodeInfo,
+    NodeName,
+    SandboxId,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+    SandboxStats,
+    check_spec,
+)
 from barchan.wire import messages as m
 
 logger = logging.getLogger(__name__)
+HOST_SECONDS = 0.25
 _CREATING: tuple[SandboxState, ...] = ("creating",)
 
 
@@ -53,9 +67,13 @@ class Agent:
         self.backends = backends
         self.sandboxes: dict[str, LiveSandbox] = {}
         self._creating: dict[str, asyncio.Task[SandboxInfo]] = {}
+        self._claiming: dict[str, asyncio.Task[tuple[str, asyncio.Task[SandboxInfo] | None]]] = {}
+        """By key."""
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._host_seen = (processes.Memory(0, 0), 0)
+        self._host_until = 0.0
         self._admitted: list[Limits] = []
         """Of creates on their way into the registry."""
 
@@ -68,18 +86,11 @@ class Agent:
             await self._backend(spec.backend).check(spec)
             admit(self._room(), spec.limits)
         self._admitted.append(spec.limits)
-        try:
-            now = time.time()
-            claim = await self.registry.claim(
-                new_id(self.config.name), spec, create_key=request.key, created=now, expires=now + spec.lifetime
-            )
-        finally:
-            self._admitted.remove(spec.limits)
-        row = claim.row
-        if claim.fresh:
-            self._creating[row.id] = self.spawn(self._make(row, spec))
-        task = self._creating.get(row.id)
-        return await asyncio.shield(task) if task is not None else self._as_created(row.id)
+        # A claim that is under way comes to its end, and its sandbox with it, also when its caller gives up meanwhile.
+        first = request.key not in self._claiming and self.registry.by_key(request.key) is None
+        claiming = self._claiming[request.key] = self.spawn(self._claim(spec, request.key, first))
+        id, task = await asyncio.shield(claiming)
+        return await asyncio.shield(task) if task is not None else self._as_created(id)
 
     async def stop(self, id: str, reason: str = "stopped", event: Event = "stop") -> SandboxInfo:
         """End it and remove everything of it. Idempotent."""
@@ -94,11 +105,20 @@ class Agent:
         return describe(self._row(id))
 
     def list(self, request: m.ListSandboxes) -> tuple[SandboxInfo, ...]:
-        """A page of the live ones that carry all of the labels."""
-        wanted = request.labels.items()
-        rows = [row for row in self.registry.live() if row.id > request.after and wanted <= row.spec.labels.items()]
-        rows.sort(key=lambda row: row.id)
-        return tuple(describe(row) for row in rows[: request.limit])
+        """A page of those to which everything in the request applies."""
+        rows = self.registry.rows() if wants_ended(request) else self.registry.live()
+        return tuple(describe(row) for row in page(rows, request, self.config.name))
+
+    async def stats(self, id: str) -> SandboxStats:
+        """What it uses. Does not count as use."""
+        row = self._row(id)
+        if id not in self.sandboxes:
+            self.live(id)  # says why it has nothing to measure
+        backend = self._backend(row.spec.backend)
+        if not backend.abilities.stats or not isinstance(backend, Metered):
+            raise NotSupported(f"the {row.spec.backend} backend does not measure its sandboxes", field="backend")
+        used = await backend.measure(id)
+        return SandboxStats(id=SandboxId(id), since=row.created, at=time.time(), **used._asdict())
 
     async def renew(self, request: m.RenewSandbox) -> SandboxInfo:
         row = self._row(request.sandbox)
@@ -139,6 +159,8 @@ class Agent:
             disk_promised=room.disk_promised,
             version=_version.__version__,
             notes=backend.abilities.notes,
+            data_mounts=tuple(sorted(self.config.data_mounts)),
+            pool=backend.pool(),
         )
 
     def hello(self) -> m.Hello:
@@ -149,11 +171,13 @@ class Agent:
     async def environments(self) -> tuple[m.EnvironmentInfo, ...]:
         return await next(iter(self.backends.values())).environments()
 
-    def abandon(self, key: str) -> None:
-        """Whoever asked for this sandbox does not want it any more."""
+    async def abandon(self, key: str) -> None:
+        """Whoever asked for this sandbox does not want it any more. Returns when it is gone."""
+        if (claiming := self._claiming.get(key)) is not None:
+            await asyncio.wait([claiming])
         row = self.registry.by_key(key)
         if row is not None and not self._closing:
-            self.spawn(self.stop(row.id, "its creation was cancelled"))
+            await self.stop(row.id, "its creation was cancelled")
 
     async def close(self) -> None:
         """Let go of every sandbox; they go on running."""
@@ -166,26 +190,53 @@ class Agent:
 
     # --- making
 
-    async def _make(self, row: SandboxRow, spec: SandboxSpec) -> SandboxInfo:
-        began = time.perf_counter()
+    async def _claim(self, spec: SandboxSpec, key: str, first: bool) -> tuple[str, asyncio.Task[SandboxInfo] | None]:
+        """The sandbox with this key, and its making if that is under way: it begins here if the sandbox is a new one.
+
+        Of the `first` claim of a key nothing can come but a new sandbox: its container is made while the claim is written.
+        What is made for a claim that fails, or that the end of the agent cuts short, has no row and is removed by its name.
+        """
+        began, now = time.perf_counter(), time.time()
+        id, backend = new_id(self.config.name), self._backend(spec.backend)
+        making = self.spawn(backend.create(Launch(id=id, spec=spec))) if first else None
+        try:
+            claim = await self.registry.claim(id, spec, create_key=key, created=now, expires=now + spec.lifetime)
+        except BarchanError:
+            if making is not None:
+                await asyncio.wait([making])
+                await backend.destroy(id)
+            raise
+        finally:
+            self._admitted.remove(spec.limits)
+            self._claiming.pop(key, None)
+        if claim.fresh:
+            making = making or self.spawn(backend.create(Launch(id=id, spec=spec)))
+            self._creating[id] = self.spawn(self._make(claim.row, spec, making, began))
+        return claim.row.id, self._creating.get(claim.row.id)
+
+    async def _make(
+        self, row: SandboxRow, spec: SandboxSpec, making: asyncio.Task[Running], began: float
+    ) -> SandboxInfo:
         backend = self._backend(spec.backend)
         try:
             recorded = asyncio.ensure_future(self.recorder.create(row.id, spec, row.create_key))
             try:
-                running = await backend.create(Launch(id=row.id, spec=spec))
+                running = await making
             finally:
                 await recorded
             sandbox = LiveSandbox(row.id, spec, spec.secrets, backend, self.recorder, self.broken)
-            backend.watch(row.id, lambda reason: self.broken(row.id, reason))
             await sandbox.connect()
             ready_ms = (time.perf_counter() - began) * 1000
             self.sandboxes[row.id] = sandbox
+            backend.watch(row.id, lambda reason: self.broken(row.id, reason))  # last: `broken` knows it from here on
             await self.registry.update(
                 row.id,
                 when=_CREATING,
+                durable=False,
                 state=advance("creating", "ready").state,
                 pid=running.pid,
                 pid_start=running.pid_start,
+                cgroup=running.place,
                 boot=processes.boot_id(),
                 ready_ms=ready_ms,
                 last_used=time.time(),
@@ -200,7 +251,7 @@ class Agent:
 
     async def _failed(self, row: SandboxRow, error: Exception) -> BarchanError:
         """Remove what was made and say so in the registry. Returns the error for the caller."""
-        typed = error if isinstance(error, BarchanError) else CreateFailed(str(error))
+        typed = _of_create(error)
         step = advance(self._row(row.id).state, "failed")
         if step.action != "remove":
             return typed  # it is being stopped: that removes it
@@ -213,6 +264,8 @@ class Agent:
 
     async def _stopped_while_creating(self, id: str) -> SandboxInfo:
         row = self._row(id)
+        if row.state in ("failing", "failed"):
+            raise CreateFailed(f"sandbox {id} could not be created: {row.reason}")
         raise SandboxStopped(f"sandbox {id} was stopped while it was being created: {row.reason}")
 
     def _as_created(self, id: str) -> SandboxInfo:
@@ -237,7 +290,7 @@ class Agent:
             step = advance(self._row(row.id).state, event)
             if step.action != "remove":
                 return self.get(row.id)
-            await self.registry.update(row.id, state=step.state, reason=reason)
+            await self.registry.update(row.id, durable=False, state=step.state, reason=reason)
             if (creating := self._creating.get(row.id)) is not None:
                 await asyncio.wait([creating])
             kind = SandboxUnavailable if step.state == "failing" else SandboxStopped
@@ -245,8 +298,11 @@ class Agent:
             sandbox = self._forget(row.id, error)
             if sandbox is not None:
                 await sandbox.give_up_all(error)
-            await self._backend(row.spec.backend).destroy(row.id)
-            await self.recorder.stop(row.id, reason)
+            recorded = asyncio.ensure_future(self.recorder.stop(row.id, reason))
+            try:
+                await self._backend(row.spec.backend).destroy(row.id)
+            finally:
+                await recorded
             await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
             self.recorder.forget(row.id)
             return self.get(row.id)
@@ -287,22 +343,36 @@ class Agent:
             )
         return backend
 
+    def _host(self) -> tuple[processes.Memory, int]:
+        """Its memory and free process ids, not older than `HOST_SECONDS`."""
+        if time.monotonic() >= self._host_until:
+            self._host_seen = (processes.memory(), processes.pids_free())
+            self._host_until = time.monotonic() + HOST_SECONDS
+        return self._host_seen
+
     def _room(self) -> Room:
-        promised = [row.spec.limits for row in self.registry.live()] + self._admitted
-        memory = processes.memory()
+        promised = self.registry.promised
+        memory, pids_free = self._host()
         space = next(iter(self.backends.values())).space()
         return Room(
-            sandboxes=len(promised),
+            sandboxes=promised.sandboxes + len(self._admitted),
             most_sandboxes=self.config.max_sandboxes,
             memory=int(memory.total * self.config.memory_share * self.config.memory_overcommit),
-            memory_promised=sum(limits.memory for limits in promised),
+            memory_promised=promised.memory + sum(limits.memory for limits in self._admitted),
             memory_available=memory.available,
             disk=int(space.size * self.config.disk_overcommit),
-            disk_promised=sum(limits.disk for limits in promised),
+            disk_promised=promised.disk + sum(limits.disk for limits in self._admitted),
             disk_size=space.size,
             disk_free=space.free,
-            pids_free=processes.pids_free(),
+            pids_free=pids_free,
         )
+
+
+def _of_create(error: Exception) -> BarchanError:
+    """What a caller of `create` gets: a sandbox that died young is no sandbox of theirs yet."""
+    if isinstance(error, SandboxError):
+        return CreateFailed(error.message, phase=error.phase, hint=error.hint)
+    return error if isinstance(error, BarchanError) else CreateFailed(str(error))
 
 
 def _replace(spec: SandboxSpec, changes: dict[str, float]) -> SandboxSpec:

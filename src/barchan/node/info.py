@@ -32,6 +32,7 @@ def describe(row: SandboxRow) -> SandboxInfo:
         pid=row.pid if row.state == "ready" else 0,
         ready_ms=row.ready_ms,
         reason=row.reason,
+        ended=row.ended,
     )
 
 

@@ -26,13 +26,13 @@ from barchan.config import NodeConfig
 from barchan.errors import BarchanError, Conflict, FeatureMissing, InvalidRequest
 from barchan.kernel.probe import examine
 from barchan.kernel.scratch import default_size
+from barchan.names import check_name
 from barchan.node import lease
 from barchan.node.agent import Agent
 from barchan.node.recorder import Recorder
 from barchan.node.recovery import recover
 from barchan.node.registry import Registry
 from barchan.node.server import keep_linked
-from barchan.spec import check_name
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,15 @@ import errno
 import os
 from typing import NamedTuple
 
-from barchan.errors import BarchanError, FileMissing, InvalidRequest, SandboxUnavailable, UserNotFound
+from barchan.errors import (
+    BarchanError,
+    FileMissing,
+    InvalidRequest,
+    SandboxUnavailable,
+    ShellBusy,
+    ShellEnded,
+    UserNotFound,
+)
 from barchan.spec import ExecId, ExecResult, LimitName, Outcome
 from barchan.wire.guest import Done, GuestOutcome
 
@@ -39,6 +47,8 @@ def _not_started(code: int, step: str, user: str, cwd: str) -> Ended:
     text = os.strerror(code).lower()
     if step == "user":
         return Ended("failed", None, error=no_user(user))
+    if step == "shell":
+        return Ended("failed", None, error=_not_taken(code))
     if step == "cwd":
         return Ended("failed", None, error=FileMissing(f"working directory {cwd!r}: {text}", field="cwd", phase="cwd"))
     if step == "exec" and code in (errno.ENOENT, errno.ENOTDIR):
@@ -50,6 +60,29 @@ def _not_started(code: int, step: str, user: str, cwd: str) -> Ended:
         return Ended("not_executable", 126)
     hint = "its limit of processes is reached" if code == errno.EAGAIN else ""
     return Ended("failed", None, error=SandboxUnavailable(f"cannot start a process: {text}", phase=step, hint=hint))
+
+
+def _not_taken(code: int) -> BarchanError:
+    """Why a shell session did not take a command line."""
+    if code == errno.EBUSY:
+        return ShellBusy("the shell session is running another command", hint="wait for it, or open another session")
+    return shell_ended(None)
+
+
+def shell_ended(session: ExecResult | None) -> ShellEnded:
+    """What a command line gets that comes too late. `session` is the end of the session's own command, if known."""
+    how = f": {_how(session)}" if session is not None else ""
+    return ShellEnded(f"the shell session has ended{how}", hint="open another one")
+
+
+def _how(session: ExecResult) -> str:
+    if session.limit is not None:
+        return f"the sandbox's limit {session.limit} was reached"
+    if session.outcome == "signaled":
+        return f"signal {session.signal}"
+    if session.error is not None:
+        return session.error.message
+    return f"exit code {session.exit_code}" if session.outcome == "exited" else session.outcome.replace("_", " ")
 
 
 def held(seconds: float) -> Ended:

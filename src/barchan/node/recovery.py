@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from barchan.backends.base import Backend, Running
 from barchan.errors import BarchanError, SandboxUnavailable
@@ -33,7 +34,7 @@ async def _recover_one(agent: Agent, row: SandboxRow) -> None:
     else:
         reason = row.reason or "the node agent ended while it was being created"
     logger.warning("sandbox %s: %s", row.id, reason)
-    await agent.backends[row.spec.backend].destroy(row.id)
+    await agent.backends[row.spec.backend].destroy(_name(row))
     error = SandboxUnavailable(f"sandbox {row.id}: {reason}")
     await LiveSandbox(row.id, row.spec, {}, agent.backends[row.spec.backend], agent.recorder, agent.broken).give_up_all(
         error
@@ -43,6 +44,11 @@ async def _recover_one(agent: Agent, row: SandboxRow) -> None:
     agent.recorder.forget(row.id)
 
 
+def _name(row: SandboxRow) -> str:
+    """For the backend: one that was not asked to adopt it knows only its place."""
+    return row.id if row.state == "ready" or not row.cgroup else row.cgroup
+
+
 async def _adopt(agent: Agent, row: SandboxRow) -> str:
     """Take up a running sandbox. Returns why that cannot be, or an empty text."""
     backend = agent.backends.get(row.spec.backend)
@@ -50,7 +56,7 @@ async def _adopt(agent: Agent, row: SandboxRow) -> str:
         return f"this node has no {row.spec.backend} backend any more"
     if row.boot != processes.boot_id():
         return "the host was restarted"
-    if not await backend.adopt(row.id, Running(pid=row.pid, pid_start=row.pid_start)):
+    if not await backend.adopt(row.id, Running(pid=row.pid, pid_start=row.pid_start, place=row.cgroup)):
         return "its first process ended while the node agent was away"
     sandbox = LiveSandbox(row.id, row.spec, await agent.registry.secrets(row.id), backend, agent.recorder, agent.broken)
     try:
@@ -59,6 +65,7 @@ async def _adopt(agent: Agent, row: SandboxRow) -> str:
         sandbox.close(error)
         return str(error)
     agent.sandboxes[row.id] = sandbox
+    agent.registry.touch(row.id, time.time())  # uses of the last seconds may not have reached the disk
     backend.watch(row.id, lambda reason: agent.broken(row.id, reason))
     return ""
 

@@ -1,7 +1,7 @@
 """The sandboxes of a node, in SQLite: what a restarted agent must know to take them up again.
 
 Changes are made by one thread, a group of them per transaction (WAL, synchronous=FULL), and return when that is on
-disk. Reads are answered from memory, where every row is held. Values marked secret are kept in a table of their own,
+disk (WAL: a later sync takes with it what was committed without). Reads are answered from memory, where every row is held. Values marked secret are kept in a table of their own,
 readable by root alone as the whole data directory is, because later commands need them; they are erased
 (secure_delete) in the transaction that records the sandbox's end. A row holds keyed digests in their place.
 """
@@ -26,6 +26,7 @@ from barchan.node.rows import (
     PUT_SECRET,
     SECRETS,
     Fields,
+    Promised,
     SandboxRow,
     Table,
     load,
@@ -61,6 +62,7 @@ class Registry:
         self._clock = clock
         self._table = Table(rows)
         self._staged: dict[str, SandboxRow | None] = {}
+        self._syncing = True
         self._view = Table(rows)
         self._touched: dict[str, float] = {}
         self._flush: asyncio.TimerHandle | None = None
@@ -120,8 +122,10 @@ class Registry:
 
         return cast(Claim, await self._submit(run))
 
-    async def update(self, id: str, *, when: tuple[SandboxState, ...] = (), **fields: Unpack[Fields]) -> SandboxRow:
-        """Change a row. `Conflict` if its state is none of `when` (empty: any), `SandboxNotFound` if there is none.
+    async def update(
+        self, id: str, *, when: tuple[SandboxState, ...] = (), durable: bool = True, **fields: Unpack[Fields]
+    ) -> SandboxRow:
+        """Change a row. Not `durable`: a power cut may undo it, the end of the agent does not. `Conflict` if its state is none of `when` (empty: any), `SandboxNotFound` if there is none.
 
         A new `spec` keeps the secrets that there were. A row that has ended stays ended, and has no secrets any more.
         """
@@ -138,7 +142,7 @@ class Registry:
             self._staged[id] = changed
             return changed
 
-        return cast(SandboxRow, await self._submit(run))
+        return cast(SandboxRow, await self._submit(run, durable=durable))
 
     async def remove(self, id: str) -> None:
         """Forget a sandbox, its key and its secrets. None of that name is fine."""
@@ -168,7 +172,11 @@ class Registry:
 
     def live(self) -> list[SandboxRow]:
         """Neither stopped nor failed."""
-        return [self._used(row) for row in self._view.rows.values() if not row.ended]
+        return [self._used(row) for row in self._view.live.values()]
+
+    @property
+    def promised(self) -> Promised:
+        return self._view.promised
 
     async def secrets(self, id: str) -> dict[str, str]:
         """Values; empty once the sandbox has ended."""
@@ -180,6 +188,7 @@ class Registry:
         """One transaction for the group. A job that fails leaves no trace in it; a transaction that fails, none of any."""
         self._staged = {}
         try:
+            self._sync(any(job.durable for job in jobs))
             with self._connection:
                 for job in jobs:
                     _attempt(job)
@@ -189,6 +198,12 @@ class Registry:
             raise named(error) from error
         self._table.merge(self._staged)
         acknowledge(jobs, self._staged)
+
+    def _sync(self, wanted: bool) -> None:
+        """Whether commits from here on wait for the disk: with what was committed before them."""
+        if wanted != self._syncing:
+            self._connection.pragma("synchronous", "FULL" if wanted else "NORMAL")
+            self._syncing = wanted
 
     def _claimed(self, wanted: SandboxRow) -> SandboxRow | None:
         known = self._holder(wanted.create_key)
@@ -236,8 +251,8 @@ class Registry:
 
     # --- in the loop
 
-    def _submit(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
-        return self._writer.submit(Job(run, durable=True))
+    def _submit(self, run: Callable[[], Any], *, durable: bool = True) -> asyncio.Future[Any]:
+        return self._writer.submit(Job(run, durable=durable))
 
     def _flush_touched(self) -> asyncio.Future[Any]:
         if self._flush:

@@ -1,4 +1,4 @@
-"""From a caller's file or process request to the guest's: pure."""
+"""From a caller's request to the guest's: pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,47 @@ from collections.abc import Callable
 from typing import Any
 
 from barchan.errors import InvalidRequest
+from barchan.spec import Exec
+from barchan.wire import guest
 from barchan.wire import messages as m
-from barchan.wire.guest import ALL, KEEP, OpKind, blob
+from barchan.wire.guest import ALL, KEEP, ExecFlag, OpKind, blob
 
 _CREATE_PARENTS, _APPEND, _EXCLUSIVE = 1, 2, 4
+
+
+def encode_exec(exec_: Exec, *, cwd: bytes, env: dict[bytes, bytes], files: int) -> bytes:
+    """`cwd`, `env` and `files` (open ones, at most) hold what the sandbox adds."""
+    flags = ExecFlag.STDIN * exec_.stdin | ExecFlag.MERGE * exec_.merge_stderr
+    flags |= ExecFlag.KEEP_BACKGROUND * exec_.keep_background
+    flags |= ExecFlag.TTY * (exec_.tty is not None) | ExecFlag.SHELL * exec_.opens_shell
+    return guest.exec_parts(
+        flags=flags,
+        timeout_ms=_milliseconds(exec_.timeout),
+        grace_ms=round(exec_.grace * 1000),
+        output_limit=exec_.output_limit,
+        nofile=files,
+        cwd=cwd,
+        argv=exec_.argv,
+        env=[key + b"=" + value for key, value in env.items()],
+        rows=exec_.tty.rows if exec_.tty is not None else 0,
+        columns=exec_.tty.columns if exec_.tty is not None else 0,
+    )
+
+
+def encode_run(exec_: Exec, shell: int) -> bytes:
+    """A command line for the session that the guest's operation `shell` opened."""
+    return guest.run_parts(
+        shell=shell,
+        timeout_ms=_milliseconds(exec_.timeout),
+        grace_ms=round(exec_.grace * 1000),
+        output_limit=exec_.output_limit,
+        command=exec_.argv[0],
+    )
+
+
+def _milliseconds(timeout: float | None) -> int:
+    """0 for none."""
+    return max(1, round(timeout * 1000)) if timeout is not None else 0
 
 
 def _id(value: int | None) -> int:

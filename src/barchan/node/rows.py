@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import apsw
 import msgspec
@@ -31,6 +31,7 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     pid_start: int = 0
     """Start time of the process in clock ticks, field 22 of /proc/PID/stat."""
     cgroup: str = ""
+    """`Running.place`: name of its groups, if not its id."""
     boot: str = ""
     """Boot id of the host when it was created."""
     created: float
@@ -81,18 +82,29 @@ DROP_SECRETS = "DELETE FROM secrets WHERE sandbox = ?"
 SECRETS = "SELECT name, value FROM secrets WHERE sandbox = ?"
 
 
+class Promised(NamedTuple):
+    """What the sandboxes that have not ended may use together. Bytes."""
+
+    sandboxes: int = 0
+    memory: int = 0
+    disk: int = 0
+
+
 class Table:
     """Rows by id, in order of their claims. The thread and the loop have one each, so that neither sees half a group."""
 
     def __init__(self, rows: Iterable[SandboxRow]) -> None:
         self.rows: dict[str, SandboxRow] = {}
         self.keys: dict[str, str] = {}
+        self.live: dict[str, SandboxRow] = {}
+        self.promised = Promised()
         self.ended: dict[str, float] = {}
         """When, oldest first."""
         self.merge({row.id: row for row in rows})
 
     def merge(self, changed: Mapping[str, SandboxRow | None]) -> None:
         for id, row in changed.items():
+            self._count(id, row)
             if row is None:
                 self._drop(id)
                 continue
@@ -101,6 +113,17 @@ class Table:
                 self.keys[row.create_key] = id
             if row.ended:
                 self.ended.setdefault(id, row.ended)
+
+    def _count(self, id: str, row: SandboxRow | None) -> None:
+        count, memory, disk = self.promised
+        if (before := self.live.get(id)) is not None:
+            count, memory, disk = count - 1, memory - before.spec.limits.memory, disk - before.spec.limits.disk
+        if row is None or row.ended:
+            self.live.pop(id, None)
+        else:
+            self.live[id] = row
+            count, memory, disk = count + 1, memory + row.spec.limits.memory, disk + row.spec.limits.disk
+        self.promised = Promised(count, memory, disk)
 
     def _drop(self, id: str) -> None:
         row = self.rows.pop(id, None)

@@ -14,6 +14,7 @@ from barchan.errors import (
     OutcomeUnknown,
     ProtocolError,
     SandboxUnavailable,
+    ShellEnded,
 )
 from barchan.node import outcome
 from barchan.node.channel import GuestChannel
@@ -21,12 +22,13 @@ from barchan.node.execution import Caller, Execution, Reader
 from barchan.node.info import beginning
 from barchan.node.operation import Collector, Operation
 from barchan.node.recorder import Recorder
-from barchan.node.requests import encode_file
+from barchan.node.requests import encode_exec, encode_file, encode_run
+from barchan.node.shells import Shells
 from barchan.spec import Exec, ExecId, ExecResult, Outcome, ProcessInfo, SandboxSpec, check_exec
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import STDOUT, U64, Frame, FrameType
-from barchan.wire.guest import ExecFlag, OpKind, Welcome
+from barchan.wire.guest import OpKind, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class LiveSandbox:
         self._on_broken = on_broken
         self._channel: GuestChannel | None = None
         self._executions: dict[str, Execution] = {}
+        self._shells = Shells(id, recorder, self._executions)
         self._starting: dict[str, float] = {}
         self._operations: set[Operation] = set()
         self._used = Usage(0, 0)
@@ -79,7 +82,8 @@ class LiveSandbox:
         assert isinstance(channel, GuestChannel), "the factory made it"
         welcome = await channel.greet()
         self._channel = channel
-        self._used = self._backend.usage(self.id)
+        if welcome.last:  # otherwise nothing ran in it yet
+            self._used = self._backend.usage(self.id)
         await self._resume(channel, welcome)
         channel.deliver()
 
@@ -167,25 +171,38 @@ class LiveSandbox:
 
     @property
     def busy(self) -> bool:
-        """Whether a caller is attached to a command or a file operation is under way."""
-        return bool(self._operations) or any(e.attached for e in self._executions.values())
+        """Whether a caller is attached to a command or a file operation is under way. A shell session alone is neither."""
+        return bool(self._operations) or any(e.attached for e in self._executions.values() if e.id not in self._shells)
 
     # --- commands
 
     async def start(self, request: m.StartExec, caller: Caller) -> tuple[Execution, tuple[Reader, Reader]]:
-        """Start it, or take up the one with this id. Raises `Conflict` when the id had another request."""
+        """Start it, or take up the one with this id. Raises `Conflict` when the id had another request.
+
+        A command line in a shell session also raises what `Shells.check` does.
+        """
         self._live_channel()
         exec_ = check_exec(request.exec)
+        if exec_.shell is not None and self._recorder.exec_state(self.id, request.id) is None:
+            await self._shells.check(exec_.shell)
         offsets = (request.stdout_offset, request.stderr_offset)
         attached: list[tuple[Execution, tuple[Reader, Reader]]] = []
 
         def send(seq: int) -> None:
             execution = self._execution(request.id, seq)
+            execution.takes_input = exec_.stdin or exec_.tty is not None
             self._executions[request.id] = execution
-            attached.append((execution, execution.attach(caller, offsets)))
+            attached.extend((execution, execution.attach(each, offsets)) for each in callers)
             self._send_start(execution, exec_)
 
-        begun = await self._recorder.begin_exec(self.id, request.id, exec_, send=send)
+        callers = [caller]
+        try:
+            begun = await self._recorder.begin_exec(self.id, request.id, exec_, send=send)
+        except asyncio.CancelledError:
+            callers.clear()
+            for execution, _ in attached:
+                execution.detach(caller)
+            raise
         if begun.fresh:
             return attached[0]
         return await self.attach(request.id, caller, offsets)
@@ -193,6 +210,7 @@ class LiveSandbox:
     async def attach(
         self, id: str, caller: Caller, offsets: tuple[int, int]
     ) -> tuple[Execution, tuple[Reader, Reader]]:
+        await self._seen(id)
         execution = self._executions.get(id) or await self._from_log(id)
         return execution, execution.attach(caller, offsets)
 
@@ -203,12 +221,18 @@ class LiveSandbox:
             raise ExecNotFound(f"no running command {id}", field="id")
         return execution
 
-    def cancel(self, id: str) -> None:
+    async def cancel(self, id: str) -> None:
         """End a command with all its processes; one that ended already is fine."""
+        await self._seen(id)
         if id in self._executions:
             self._executions[id].cancel()
         elif self._recorder.exec_state(self.id, id) is None:
             raise ExecNotFound(f"no command {id}", field="id")
+
+    async def _seen(self, id: str) -> None:
+        """A command that was sent just before this call may still be on its way into the record."""
+        if id not in self._executions and self._recorder.exec_state(self.id, id) is None:
+            await self._recorder.settled(self.id)
 
     async def _from_log(self, id: str) -> Execution:
         result = await self._recorder.result(self.id, id)
@@ -230,29 +254,25 @@ class LiveSandbox:
             return
         self._starting[execution.id] = time.monotonic()
         execution.started.add_done_callback(lambda _: self._starting.pop(execution.id, None))
-        user = exec_.user if exec_.user is not None else self.spec.user
-        execution.user = user
-        execution.cwd = exec_.cwd.decode(errors="replace") if exec_.cwd is not None else self.spec.workdir
-        channel.send(guest.start(execution.seq, OpKind.EXEC, user.encode(), self._exec_parts(exec_)))
+        channel.send(self._encoded(execution, exec_))
         execution.bind(channel)
 
-    def _exec_parts(self, exec_: Exec) -> bytes:
-        flags = ExecFlag.STDIN * exec_.stdin | ExecFlag.MERGE * exec_.merge_stderr
-        flags |= ExecFlag.KEEP_BACKGROUND * exec_.keep_background
+    def _encoded(self, execution: Execution, exec_: Exec) -> bytes:
+        if exec_.shell is not None:
+            return guest.start(execution.seq, OpKind.RUN, b"", encode_run(exec_, self._shells.operation(exec_.shell)))
+        if exec_.opens_shell:
+            self._shells.opened(execution.id)
+        user = exec_.user if exec_.user is not None else self.spec.user
+        cwd = exec_.cwd if exec_.cwd is not None else self.spec.workdir.encode()
+        execution.user, execution.cwd = user, cwd.decode(errors="replace")
         env = {b"PATH": PATH, **self._env, **exec_.env, **exec_.secrets}
-        return guest.exec_parts(
-            flags=flags,
-            timeout_ms=max(1, round(exec_.timeout * 1000)) if exec_.timeout is not None else 0,
-            grace_ms=round(exec_.grace * 1000),
-            output_limit=exec_.output_limit,
-            nofile=self.spec.limits.files,
-            cwd=exec_.cwd if exec_.cwd is not None else self.spec.workdir.encode(),
-            argv=exec_.argv,
-            env=[key + b"=" + value for key, value in env.items()],
-        )
+        body = encode_exec(exec_, cwd=cwd, env=env, files=self.spec.limits.files)
+        return guest.start(execution.seq, OpKind.EXEC, user.encode(), body)
 
     async def _conclude(self, done: guest.Done, execution: Execution) -> ExecResult:
         end = outcome.ended(done, execution.user, execution.cwd)
+        if isinstance(end.error, ShellEnded):
+            end = end._replace(error=await self._shells.ended(execution.id))
         if execution.held and end.outcome == "cancelled":
             end = outcome.held(2 * START_SECONDS)
         limit = None

@@ -212,9 +212,18 @@ async def _link_once(server: Server, agent: Agent, socket: Path, greeted: Callab
     try:
         await protocol.link.call(m.pack_call(agent.hello())).answer
         greeted()
-        await gone.wait()
+        await _report(agent, protocol, gone)
     finally:
         protocol.close()
+
+
+async def _report(agent: Agent, protocol: LinkProtocol, gone: asyncio.Event) -> None:
+    """Say again and again how full this node is: placement only counts what it adds, not what ended since."""
+    while not gone.is_set():
+        try:
+            await asyncio.wait_for(gone.wait(), agent.config.sweep_seconds)
+        except TimeoutError:
+            await protocol.link.call(m.pack_call(m.Hello(info=agent.node_info()))).answer
 
 
 def _api_lost() -> BarchanError:

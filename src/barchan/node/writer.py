@@ -76,6 +76,7 @@ class Writer:
         self._published = published
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._pending = 0
+        self._early = 0
         self._waiting: list[asyncio.Future[None]] = []
         self.closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -86,11 +87,17 @@ class Writer:
         """Bytes submitted and not settled."""
         return self._pending
 
+    @property
+    def settling(self) -> bool:
+        """Whether a job that waits for no sync is not settled yet."""
+        return self._early > 0
+
     def submit(self, job: Job) -> asyncio.Future[Any]:
         if self.closed:
             raise InternalError("the writer is closed")
         job.future = self._loop.create_future()
         self._pending += job.size
+        self._early += not job.durable
         self._queue.put(job)
         return job.future
 
@@ -154,6 +161,7 @@ class Writer:
             self._published(published)
         for job in jobs:
             self._pending -= job.size
+            self._early -= not job.durable
             job.settle()
         if self._waiting and self._pending < QUEUE_BYTES:
             waiting, self._waiting = self._waiting, []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Self, Unpack
 
 import msgspec
 
 from barchan.errors import InvalidRequest
+from barchan.mounts import DataMount
 from barchan.sdk._address import find_address
 from barchan.sdk._connection import Connection
+from barchan.sdk._many import Batch
+from barchan.sdk._options import SandboxOptions, checked, spec_of
 from barchan.sdk._sandbox import Sandbox
 from barchan.sdk._values import value_of
 from barchan.spec import (
@@ -22,10 +25,11 @@ from barchan.spec import (
     NodeInfo,
     SandboxInfo,
     SandboxSpec,
-    check_spec,
+    SandboxState,
 )
 from barchan.wire.ids import new_id
 from barchan.wire.messages import (
+    CreateMany,
     CreateSandbox,
     EnvironmentInfo,
     GetSandbox,
@@ -96,6 +100,7 @@ class Client:
         lifetime: float = 86400.0,
         setuid: bool = False,
         ptrace: bool = False,
+        mounts: Sequence[DataMount] = (),
         key: str | None = None,
         timeout: float = 60.0,
     ) -> Sandbox:
@@ -110,15 +115,17 @@ class Client:
         `NotSupported`, `CreateFailed` (`phase` says where), `LayerCorrupt`, `NodeStorageFull`, `NodeUnavailable`,
         `ApiUnavailable`, and `RequestTimeout` after `timeout` seconds.
         """
-        spec = value_of(
-            SandboxSpec,
-            environment=_reference(environment, base, workspace, toolkits),
+        spec = spec_of(
+            environment,
+            base=base,
+            workspace=workspace,
+            toolkits=toolkits,
             backend=backend,
-            limits=limits or Limits(),
-            network=network or NetworkRules(),
-            labels=labels or {},
-            env=env or {},
-            secrets=secrets or {},
+            limits=limits,
+            network=network,
+            labels=labels,
+            env=env,
+            secrets=secrets,
             user=user,
             workdir=workdir,
             hostname=hostname,
@@ -126,31 +133,78 @@ class Client:
             lifetime=lifetime,
             setuid=setuid,
             ptrace=ptrace,
+            mounts=mounts,
         )
         return await self.create_from(spec, key=key, timeout=timeout)
 
     async def create_from(self, spec: SandboxSpec, *, key: str | None = None, timeout: float = 60.0) -> Sandbox:
         """As `create`, from one request value."""
-        if not isinstance(spec, SandboxSpec):
-            raise InvalidRequest(f"spec: {type(spec).__name__} is no SandboxSpec", field="spec", hint="see `create`")
-        spec = value_of(SandboxSpec, **msgspec.structs.asdict(spec))
-        request = CreateSandbox(spec=check_spec(spec), key=key or new_id())
+        request = CreateSandbox(spec=checked(spec), key=key or new_id())
         answer = await self._connection.request(request, retry=True, timeout=timeout)
         return self._sandbox(unpack(answer, SandboxInfo))
+
+    def create_many(
+        self,
+        count: int,
+        environment: str | EnvironmentRef | None = None,
+        *,
+        key: str | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> Batch:
+        """Create up to 10,000 sandboxes by one request, each yours as soon as it is ready. See `Batch`.
+
+        `options` are those of `create`. With `key` (at most 56 characters), the same call again gives the same sandboxes.
+        Nothing is sent before you iterate. Raises `InvalidRequest`.
+        """
+        return self.create_many_from(count, spec_of(environment, **options), key=key)
+
+    def create_many_from(self, count: int, spec: SandboxSpec, *, key: str | None = None) -> Batch:
+        """As `create_many`, from one request value."""
+        request = value_of(CreateMany, spec=checked(spec), count=count, key=key or new_id())
+        return Batch(self._connection, request, self._timeout)
 
     async def get(self, id: str) -> Sandbox:
         """An existing sandbox, from any client. Raises `SandboxNotFound`."""
         return self._sandbox(unpack(await self._ask(GetSandbox(sandbox=id)), SandboxInfo))
 
-    async def list(self, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """Sandboxes that have all these labels."""
+    async def list(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        states: Sequence[SandboxState] = (),
+        ended: bool = False,
+        environment: str | None = None,
+        backend: BackendName | None = None,
+        node: str | None = None,
+        prefix: str = "",
+        created_after: float | None = None,
+        created_before: float | None = None,
+    ) -> tuple[SandboxInfo, ...]:
+        """Sandboxes to which everything given applies, in the order of their ids.
+
+        `labels`: it has all of these. `states`: it is in one of them; none given, it lives, or with `ended` it may have stopped
+        or failed, as far as its node remembers (a day, 10,000 of them). `environment`: one of its layers has this name
+        (`debian-12`, any version; `debian-12@3`) or digest. `prefix`: what its id begins with. Times are Unix seconds.
+        """
+        request = value_of(
+            ListSandboxes,
+            labels=labels or {},
+            states=states,
+            ended=ended,
+            environment=environment,
+            backend=backend,
+            node=node,
+            prefix=prefix,
+            created_after=created_after,
+            created_before=created_before,
+        )
         found: list[SandboxInfo] = []
         while True:
-            request = value_of(ListSandboxes, labels=labels or {}, after=found[-1].id if found else "")
             page = unpack(await self._ask(request), tuple[SandboxInfo, ...])
             found += page
             if len(page) < request.limit:
                 return tuple(found)
+            request = msgspec.structs.replace(request, after=page[-1].id)
 
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
         """Layers that can be named in `create`. `size` is bytes."""
@@ -165,20 +219,6 @@ class Client:
 
     async def _ask(self, request: Request) -> bytes:
         return await self._connection.request(request, retry=True, timeout=self._timeout)
-
-
-def _reference(
-    environment: str | EnvironmentRef | None, base: str | None, workspace: str | None, toolkits: Sequence[str]
-) -> EnvironmentRef:
-    if isinstance(environment, EnvironmentRef):
-        if base is not None or workspace is not None or toolkits:
-            raise InvalidRequest("environment: already says which layers", field="environment")
-        return environment
-    if (environment is None) == (base is None):
-        raise InvalidRequest("environment: give it, or base", field="environment")
-    if isinstance(toolkits, str):
-        raise InvalidRequest("toolkits: give a list of names", field="toolkits")
-    return value_of(EnvironmentRef, base=environment or base or "", workspace=workspace, toolkits=toolkits)
 
 
 def _trusting(ca: str | os.PathLike[str]) -> ssl.SSLContext:

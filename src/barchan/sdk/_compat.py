@@ -13,6 +13,7 @@ from barchan.errors import InvalidRequest, RequestTimeout
 T = TypeVar("T")
 Task = asyncio.Task
 Event = asyncio.Event
+Lock = asyncio.Lock
 Cancelled = asyncio.CancelledError
 monotonic = time.monotonic
 sleep = asyncio.sleep

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 from barchan.errors import FileMissing, InvalidRequest, ProtocolError
 from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
-from barchan.sdk._local import local_files, local_path
+from barchan.sdk._local import local_files, local_path, local_size
 from barchan.sdk._tree import PIECE, TransferReport, TreeWriter, pack_file, pack_tree
 from barchan.sdk._values import packed, to_bytes
 from barchan.spec import GIB, FileStat
@@ -33,8 +33,8 @@ from barchan.wire.streams import MAX_LISTING, ByteSender, CallStreams
 
 T = TypeVar("T")
 PathText = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-Progress = Callable[[int], None]
-"""Called with the bytes transferred so far."""
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes transferred so far, and with all of them where that is known."""
 _BATCH = 256 << 10
 
 
@@ -103,6 +103,7 @@ class Files:
         append: bool = False,
         exclusive: bool = False,
         user: str | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Write a file from bytes, text, a binary file object or an async iterable, of any length in flat memory.
 
@@ -119,7 +120,7 @@ class Files:
             exclusive=exclusive,
             user=user,
         )
-        await self._send(request, _pieces(data))
+        await self._send(request, _pieces(data), progress, _length(data))
 
     async def stat(self, path: PathText, *, follow: bool = True, user: str | None = None) -> FileStat:
         request = StatFile(sandbox=self._sandbox, path=to_bytes(path), follow=follow, user=user)
@@ -182,7 +183,8 @@ class Files:
             target, name = os.path.split(target.rstrip(b"/"))
             items = pack_file(path, name, report)
         request = PutTree(sandbox=self._sandbox, path=target or b"/", user=user)
-        await self._send(request, _batches(path, items), progress)
+        total = await _locally(path, local_size, path) if progress is not None else None
+        await self._send(request, _batches(path, items), progress, total)
         return report[0]
 
     async def download(
@@ -204,11 +206,14 @@ class Files:
         A `FileFailure` may also be about a local file; its message says so. What was written before an error stays.
         """
         request, path = GetTree(sandbox=self._sandbox, path=to_bytes(remote, "remote"), user=user), local_path(local)
+        total = None
+        if progress is not None and (found := await self.stat(request.path, follow=False, user=user)).kind == "file":
+            total = found.size
         with TreeWriter(path, max_bytes, max_entries) as writer:
             async for chunk in self._stream(request):
                 written = await _locally(path, writer.feed, chunk)
                 if progress is not None:
-                    progress(written)
+                    progress(written, total)
             return await _locally(path, writer.finish)
 
     async def _ask(self, request: Request, *, retry: bool = False) -> bytes:
@@ -223,7 +228,13 @@ class Files:
         finally:
             call.abandon()
 
-    async def _send(self, request: Request, pieces: AsyncIterator[bytes], progress: Progress | None = None) -> None:
+    async def _send(
+        self,
+        request: Request,
+        pieces: AsyncIterator[bytes],
+        progress: Progress | None = None,
+        total: int | None = None,
+    ) -> None:
         payload = packed(request)
         link = await self._connection.link()
         streams = CallStreams(outputs=())
@@ -231,7 +242,7 @@ class Files:
         streams.follow(call)
         streams.stdin.resume(0)
         try:
-            await _write_all(streams.stdin, pieces, progress)
+            await _write_all(streams.stdin, pieces, progress, total)
             await call.answer
             if streams.stdin.cut:
                 raise ProtocolError("the node answered before it had everything")
@@ -257,11 +268,13 @@ async def _locally(root: Path, work: Callable[..., T], *args: Any) -> T:
         return await _compat.in_thread(work, *args)
 
 
-async def _write_all(sender: ByteSender, pieces: AsyncIterator[bytes], progress: Progress | None) -> None:
+async def _write_all(
+    sender: ByteSender, pieces: AsyncIterator[bytes], progress: Progress | None, total: int | None
+) -> None:
     async for piece in pieces:
         await sender.write(piece)
         if progress is not None:
-            progress(sender.offset)
+            progress(sender.offset, total)
     sender.eof()
 
 
@@ -278,6 +291,10 @@ async def _pieces(data: Content) -> AsyncIterator[bytes]:
             if not isinstance(chunk, bytes):
                 raise InvalidRequest("data: the file is open as text", field="data", hint="open it with mode 'rb'")
             yield chunk
+
+
+def _length(data: Content) -> int | None:
+    return memoryview(data).nbytes if isinstance(data, (bytes, bytearray, memoryview)) else None
 
 
 def _check_content(data: Content) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +55,18 @@ def local_files(root: Path) -> Iterator[None]:
             f"local file {where or root}: {(error.strerror or str(error)).lower()}",
             hint="on this side, not in the sandbox",
         ) from error
+
+
+def local_size(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory. Raises `OSError`."""
+    found = path.stat()
+    return sum(_sizes(os.fspath(path))) if stat.S_ISDIR(found.st_mode) else found.st_size
+
+
+def _sizes(path: str) -> Iterator[int]:
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sizes(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.stat(follow_symlinks=False).st_size

@@ -12,11 +12,15 @@ from barchan.sdk._connection import Connection
 from barchan.sdk._exec import CompletedExec, Input, run_exec
 from barchan.sdk._files import Files
 from barchan.sdk._process import Process, begin
+from barchan.sdk._shell import Shell
+from barchan.sdk._terminal import OUTPUT_LIMIT as TERMINAL_LIMIT
+from barchan.sdk._terminal import TERM, TerminalProcess
 from barchan.sdk._values import Command, Text, to_argv, to_bytes, to_env, value_of
-from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo
+from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, SandboxStats, Terminal
 from barchan.wire.ids import new_exec_id
 from barchan.wire.messages import (
     GetSandbox,
+    GetStats,
     ListExecs,
     ListProcesses,
     RenewSandbox,
@@ -142,6 +146,67 @@ class Sandbox:
         )
         return await begin(self._connection, self.id, id or new_exec_id(), request)
 
+    def shell(
+        self,
+        program: Text | None = None,
+        *,
+        cwd: Text | os.PathLike[str] | None = None,
+        env: Mapping[Text, Text] | None = None,
+        secrets: Mapping[Text, Text] | None = None,
+        user: str | None = None,
+        id: str | None = None,
+    ) -> Shell:
+        """A shell session, opened by `async with`: commands in it share directory, variables and functions.
+
+        `program` is a path of a shell in the sandbox; without one it is bash where there is one, else sh. Any number of sessions can be
+        open at once. With your own `id`, asking again, even from another process, takes up the same session.
+        """
+        request = value_of(
+            Exec,
+            argv=() if program is None else (to_bytes(program, "program"),),
+            cwd=None if cwd is None else to_bytes(cwd, "cwd"),
+            env=to_env(env),
+            secrets=to_env(secrets, "secrets"),
+            user=user,
+            opens_shell=True,
+        )
+        return Shell(self._connection, self.id, id or new_exec_id(), request)
+
+    async def tty(
+        self,
+        command: Command,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: Text | os.PathLike[str] | None = None,
+        env: Mapping[Text, Text] | None = None,
+        secrets: Mapping[Text, Text] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        grace: float = 1.0,
+        output_limit: int = TERMINAL_LIMIT,
+        id: str | None = None,
+    ) -> TerminalProcess:
+        """Start a command on a terminal of its own and return a handle as soon as it runs. Other arguments and errors as with `run`.
+
+        Its input is the terminal; all its output is what the terminal shows. TERM is `xterm-256color` unless `env` says otherwise.
+        """
+        request = value_of(
+            Exec,
+            argv=to_argv(command),
+            cwd=None if cwd is None else to_bytes(cwd, "cwd"),
+            env={**TERM, **to_env(env)},
+            secrets=to_env(secrets, "secrets"),
+            user=user,
+            timeout=timeout,
+            grace=grace,
+            stdin=True,
+            output_limit=output_limit,
+            tty=Terminal(rows=rows, columns=columns),
+        )
+        process = await begin(self._connection, self.id, id or new_exec_id(), request)
+        return TerminalProcess(self._connection, self.id, process)
+
     async def attach(self, id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> Process:
         """A handle on a command that runs or ran, from any client. Output starts at the offsets (bytes).
 
@@ -164,6 +229,10 @@ class Sandbox:
     async def processes(self) -> tuple[ProcessInfo, ...]:
         """What runs inside, ids as seen inside."""
         return unpack(await self._ask(ListProcesses(sandbox=self.id), retry=True), tuple[ProcessInfo, ...])
+
+    async def stats(self) -> SandboxStats:
+        """What it uses now and has used. Does not count as use. Raises `NotSupported` where its backend does not measure."""
+        return unpack(await self._ask(GetStats(sandbox=self.id), retry=True), SandboxStats)
 
     async def stop(self) -> SandboxInfo:
         """End it with everything inside. Idempotent."""

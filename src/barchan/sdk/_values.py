@@ -35,6 +35,8 @@ def _plain(value: Any) -> Any:
     """A struct inside is taken apart: its constructor checked nothing."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(item) for name, item in msgspec.structs.asdict(value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
     return value
 
 

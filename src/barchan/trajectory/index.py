@@ -47,6 +47,7 @@ class SandboxState(msgspec.Struct, frozen=True):
 
     last_seq: int = 0
     newest: Position | None = None
+    stopped: bool = False
 
 
 Change = tuple[str, ExecState]
@@ -104,7 +105,7 @@ class Index:
             )
         self._old_sandboxes.setdefault(name, state)
         newest = state.newest if record.kind in OPERATION else position
-        self.sandboxes[name] = SandboxState(record.seq, newest)
+        self.sandboxes[name] = SandboxState(record.seq, newest, state.stopped or record.kind == Kind.STOP)
         self._apply_operation(position, record)
 
     def add(self, sandbox: str) -> None:

@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Kind(IntEnum):
-    """Numbers are on disk: never reuse one. From POLICY to TOMBSTONE they are reserved for what comes later."""
+    """Numbers are on disk: never reuse one. From POLICY to TOMBSTONE all but RESIZE are reserved for what comes later."""
 
     CREATE = 1
     EXEC_BEGIN = 2
@@ -126,6 +126,13 @@ class Signal(_Body, frozen=True):
     everyone: bool
 
 
+class Resize(_Body, frozen=True):
+    """Of a command's terminal, in characters."""
+
+    rows: Count
+    columns: Count
+
+
 class ExecEnded(_Body, frozen=True):
     result: ExecResult
 
@@ -166,6 +173,7 @@ Body = (
     | Input
     | InputEnd
     | Signal
+    | Resize
     | ExecEnded
     | FileBegun
     | FileEnded
@@ -186,6 +194,7 @@ BODIES: dict[int, type[Body]] = {
     Kind.STOP: Stopped,
     Kind.EVENT: Event,
     Kind.FILE_END: FileEnded,
+    Kind.RESIZE: Resize,
 }
 
 

@@ -61,6 +61,8 @@ class ListNodes(Request, frozen=True, kw_only=True):
 
 
 class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer that can be named."""
+
     name: str
     version: int
     digest: str

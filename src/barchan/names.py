@@ -1,0 +1,31 @@
+"""Names that callers and administrators choose, checked on their way in."""
+
+from __future__ import annotations
+
+import re
+
+from barchan.errors import InvalidRequest
+
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+_REF = re.compile(rf"(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
+
+
+def check_name(value: str, field: str) -> str:
+    """A name of a layer, node, data mount or label key. `..` and path separators cannot occur in one."""
+    if not NAME.fullmatch(value) or ".." in value:
+        raise InvalidRequest(
+            f"{field}: {value!r} is not a name",
+            field=field,
+            hint="use a-z, 0-9, '.', '_', '-', at most 64 characters, no '..'",
+        )
+    return value
+
+
+def check_ref(value: str, field: str) -> str:
+    if not _REF.fullmatch(value) or ".." in value:
+        raise InvalidRequest(
+            f"{field}: {value!r} is not an environment reference",
+            field=field,
+            hint="use name, name@version or sha256:<64 hex digits>",
+        )
+    return value

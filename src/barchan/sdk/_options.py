@@ -1,0 +1,64 @@
+"""What a sandbox shall be like: the keyword arguments of `create` and `create_many`, and the value they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
+
+import msgspec
+
+from barchan.errors import InvalidRequest
+from barchan.mounts import DataMount
+from barchan.sdk._values import value_of
+from barchan.spec import BackendName, EnvironmentRef, Limits, NetworkRules, SandboxSpec, check_spec
+
+
+class SandboxOptions(TypedDict, total=False):
+    """As the arguments of `create` of the same names."""
+
+    base: str | None
+    workspace: str | None
+    toolkits: Sequence[str]
+    backend: BackendName
+    limits: Limits | None
+    network: NetworkRules | None
+    labels: Mapping[str, str] | None
+    env: Mapping[str, str] | None
+    secrets: Mapping[str, str] | None
+    user: str
+    workdir: str
+    hostname: str
+    idle_timeout: float
+    lifetime: float
+    setuid: bool
+    ptrace: bool
+    mounts: Sequence[DataMount]
+
+
+def spec_of(environment: str | EnvironmentRef | None, **options: Unpack[SandboxOptions]) -> SandboxSpec:
+    """Raises `InvalidRequest`."""
+    base, workspace = options.pop("base", None), options.pop("workspace", None)
+    reference = _reference(environment, base, workspace, options.pop("toolkits", ()))
+    given = {name: value for name, value in options.items() if value is not None}
+    return check_spec(value_of(SandboxSpec, environment=reference, **given))
+
+
+def checked(spec: SandboxSpec) -> SandboxSpec:
+    """A value that a caller made. Raises `InvalidRequest`."""
+    if not isinstance(spec, SandboxSpec):
+        raise InvalidRequest(f"spec: {type(spec).__name__} is no SandboxSpec", field="spec", hint="see `create`")
+    return check_spec(value_of(SandboxSpec, **msgspec.structs.asdict(spec)))
+
+
+def _reference(
+    environment: str | EnvironmentRef | None, base: str | None, workspace: str | None, toolkits: Sequence[str]
+) -> EnvironmentRef:
+    if isinstance(environment, EnvironmentRef):
+        if base is not None or workspace is not None or toolkits:
+            raise InvalidRequest("environment: already says which layers", field="environment")
+        return environment
+    if (environment is None) == (base is None):
+        raise InvalidRequest("environment: give it, or base", field="environment")
+    if isinstance(toolkits, str):
+        raise InvalidRequest("toolkits: give a list of names", field="toolkits")
+    return value_of(EnvironmentRef, base=environment or base or "", workspace=workspace, toolkits=toolkits)

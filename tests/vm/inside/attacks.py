@@ -1,0 +1,72 @@
+"""Run in a test machine: every attack in sandboxes of each kind, and without one. Prints verdicts as JSON.
+
+The control runs as the machine's own root, on ext4 and on XFS: nothing forbids anything there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from barchan import Client
+from tests.host.attacks import verdicts
+from tests.host.spawn_site import NATIVE
+from tests.vm.inside.site import DATA, make_environment
+
+PROGRAM = NATIVE / "build" / "attack_kernel"
+KINDS = {"plain": {}, "setuid": {"setuid": True}, "ptrace": {"ptrace": True}}
+
+
+def control(place: Path) -> dict[str, int]:
+    done = subprocess.run([PROGRAM, "-a", place], capture_output=True, text=True, check=True)
+    return verdicts(done.stdout)
+
+
+@contextmanager
+def xfs() -> Iterator[Path]:
+    """A throw-away XFS on a loop device."""
+    image, place = Path("/var/tmp/xfs"), Path("/mnt")
+    with image.open("wb") as file:
+        file.truncate(400 << 20)
+    subprocess.run(["mkfs.xfs", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop,prjquota", image, place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+        image.unlink()
+
+
+async def sandboxed(client: Client, kind: str) -> dict[str, dict[str, int]]:
+    async with await client.create("tiny", **KINDS[kind]) as box:
+        found = {}
+        for user in ("root", "user"):
+            done = await box.run(["/bin/attack_kernel", "-a"], user=user, timeout=60, check=True)
+            found[f"{kind} {user}"] = verdicts(done.stdout.decode())
+        assert (await box.run("echo alive")).stdout == b"alive\n"
+        return found
+
+
+async def attacks() -> dict[str, dict[str, int]]:
+    make_environment()
+    found: dict[str, dict[str, int]] = {}
+    async with Client(data=DATA) as client:
+        for kind in KINDS:
+            found |= await sandboxed(client, kind)
+    place = Path("/var/tmp/control")
+    place.mkdir(exist_ok=True)
+    for kind, at in (("tracefs", "/sys/kernel/tracing"), ("securityfs", "/sys/kernel/security")):
+        subprocess.run(["mount", "-t", kind, "none", at], check=True)
+    found["control"] = control(place)
+    with xfs() as mounted:
+        found["xfs"] = control(mounted)
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(asyncio.run(attacks()), sys.stdout)
