@@ -126,7 +126,7 @@ async def serving(client: Client) -> None:
         await asyncio.sleep(0.05)
 
 
-async def survivors(data: Path, told: Told, tag: str) -> tuple[list[str], PoolInfo]:
+async def survivors(data: Path, told: Told, tag: str) -> list[str]:
     """All that should live does, is usable and remembers everything; the rest is gone. Ends all of them."""
     async with Client(data=data) as client:
         await serving(client)
@@ -138,21 +138,23 @@ async def survivors(data: Path, told: Told, tag: str) -> tuple[list[str], PoolIn
         idle = {sandbox.id for box, sandbox in found if box.stopping or _left_alone(sandbox)}
         await asyncio.gather(*(sandbox.stop() for _, sandbox in found if sandbox.id not in idle))
         wrong += await _reaped(client, idle) + [f"{i.id} is not gone" for i in await client.list({"kill": tag})]
-        try:
-            return wrong, await pool_at_rest(client, data)
-        except TimeoutError:
-            places = leaks.ahead(data, instance_of(data))
-            return [*wrong, f"{places} places were made ahead, and the node does not know as many"], PoolInfo()
+        pool = await at_rest(client, data)
+        if (ahead := leaks.ahead(data, instance_of(data))) != pool.ready + pool.parked:
+            wrong.append(
+                f"{ahead} places were made ahead, the node knows of {pool.ready} ready and {pool.parked} parked"
+            )
+        return wrong
 
 
-async def pool_at_rest(client: Client, data: Path) -> PoolInfo:
-    """What the node holds ready, once that is exactly what there is on its host."""
-    async with asyncio.timeout(END):
-        while True:
-            pool = (await client.nodes())[0].pool
-            if pool.ready + pool.parked == leaks.ahead(data, instance_of(data)):
-                return pool
-            await asyncio.sleep(0.1)
+async def at_rest(client: Client, data: Path) -> PoolInfo:
+    """What the node holds ready, once there is exactly that on its host; the last it said when that takes too long."""
+    end = time.monotonic() + END
+    while True:
+        pool = (await client.nodes())[0].pool
+        names = {name for _, name in leaks.places(data, instance_of(data))}
+        if len(names) == pool.ready + pool.parked == leaks.ahead(data, instance_of(data)) or time.monotonic() > end:
+            return pool
+        await asyncio.sleep(0.1)
 
 
 def instance_of(data: Path) -> str:

@@ -23,7 +23,7 @@ from barchan.config import Layout
 from barchan.node.registry import HISTORY, Registry
 from barchan.spec import PoolInfo
 from bench import leaks
-from bench.audit import pool_at_rest
+from bench.audit import at_rest
 from bench.figures import Figure, show
 from bench.killer import service
 from bench.rig import MIB, SMALL, machine, options, rig
@@ -115,7 +115,7 @@ class Gauge:
         pids, layout = self.pids(), self._layout
         sample = {f"{name}_memory": float(anonymous(pid)) for name, pid in pids.items()}
         sample |= {f"{name}_fds": float(leaks.descriptors(pid).total()) for name, pid in pids.items()}
-        sample["node_fds"] = leaks.own_descriptors(pids["node"], pool)
+        sample["node_fds"] = leaks.own_descriptors(pids["node"])
         sample["spawner_fds"] -= 3 * pool.parked
         held = Counter(
             kind for kind, name in leaks.places(layout.data, self._instance) if not name.startswith(leaks.AHEAD)
@@ -147,7 +147,7 @@ class Gauge:
             if now > before - MIB:
                 break
             before = now
-        pool = await pool_at_rest(client, self._layout.data)
+        pool = await at_rest(client, self._layout.data)
         return await asyncio.to_thread(self.read, pool)
 
 

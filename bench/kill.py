@@ -101,8 +101,8 @@ async def _idle(data: Path, scratch: str) -> Site:
                 await sandbox.run(["/bin/true"])
         node = service(data, "node")
         assert node is not None
-        pool = await audit.pool_at_rest(client, data)
-    held, free = leaks.own_descriptors(node.pid, pool), leaks.free(data / "scratch")
+        await audit.at_rest(client, data)
+    held, free = leaks.own_descriptors(node.pid), leaks.free(data / "scratch")
     down(data)
     return Site(data, scratch, held, free)
 
@@ -168,14 +168,13 @@ def _ended(pid: int, deadline: float) -> bool:
 
 def _afterwards(place: Site, told: audit.Told, tag: str, since: float) -> Iterator[str]:
     _up_again(place)
-    wrong, pool = asyncio.run(audit.survivors(place.data, told, tag))
-    yield from wrong
+    yield from asyncio.run(audit.survivors(place.data, told, tag))
     node = service(place.data, "node")
     if node is None:
         yield "there is no node agent"
         return
     yield from leaks.of_sandboxes(place.data, place.instance, node.pid)
-    held = leaks.own_descriptors(node.pid, pool)
+    held = leaks.own_descriptors(node.pid)
     if held > place.descriptors + FD_SLACK:
         kinds = leaks.descriptors(node.pid).most_common(8)
         yield f"the agent holds {held} descriptors, {place.descriptors} when it was idle: {kinds}"

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from barchan.kernel import btrfs
-from barchan.spec import PoolInfo
 
 CLEANED = 30.0
 AHEAD = "pool-"
 """How the names begin of what is made ahead."""
+PIDFD, TREE = "anon_inode:[pidfd]", "/"
 RANGES = Path("/run/barchan/ids")
 _ID = re.compile(r"kill-[0-9a-z]{20}")
 
@@ -28,6 +28,7 @@ def of_sandboxes(data: Path, instance: str, node: int) -> list[str]:
         *(f"{kind} {name}" for kind, name in places(data, instance) if not name.startswith(AHEAD)),
         *(f"quota group 0/{number}" for number in quota_groups(data / "scratch")),
         *(f"the agent holds {name}" for name in descriptors(node) if _ID.search(name)),
+        *surplus(node, ahead(data, instance)),
         *(f"the agent holds a dead process ({fd})" for fd in dead_pidfds(node)),
     ]
 
@@ -158,11 +159,19 @@ def descriptors(pid: int) -> Counter[str]:
     return names
 
 
-def own_descriptors(pid: int, pool: PoolInfo) -> int:
-    """How many a node agent has open, without those of what it made ahead (also each one's pidfd; link and mount, too,
-    of a child that is only parked)."""
-    named = sum(n for name, n in descriptors(pid).items() if AHEAD not in name)
-    return named - pool.ready - 3 * pool.parked
+def own_descriptors(node: int) -> int:
+    """How many an agent has open that belong to no sandbox, dead or alive, and to nothing that was made ahead: no group, no
+    pidfd, no tree of a child that is parked with the link to it."""
+    held = {name: n for name, n in descriptors(node).items() if AHEAD not in name and name != PIDFD}
+    return sum(held.values()) - 2 * held.get(TREE, 0)
+
+
+def surplus(node: int, ahead: int) -> Iterator[str]:
+    """Descriptors beyond one for each that was made ahead and one for the agent's own."""
+    held = descriptors(node)
+    yield from (
+        f"the agent holds {held[kind]} of {kind} for {ahead}" for kind in (PIDFD, TREE) if held[kind] > ahead + 2
+    )
 
 
 def dead_pidfds(pid: int) -> Iterator[str]:

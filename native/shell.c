@@ -29,6 +29,7 @@ struct shell {
     size_t text_at, text_size;
     char report[REPORT_MAX];
     uint32_t report_size;
+    bool ready; /* the first report: its traps are set, and SHELL_SIGNAL does not kill it */
     int cpu;
 };
 
@@ -196,6 +197,11 @@ static void set_next_press(struct op *op, uint64_t now) {
     ops_set_deadline(op, kills_first ? run->kill_at : now + NUDGE_NS);
 }
 
+static void signal_shell(const struct shell *shell) {
+    if (shell->ready && !shell->session->reaped)
+        kill(shell->session->pid, SHELL_SIGNAL);
+}
+
 /* First the shell, so that it knows when what it waits for ends. */
 static void interrupt(struct op *op, uint8_t why) {
     struct run *run = op->state;
@@ -203,7 +209,7 @@ static void interrupt(struct op *op, uint8_t why) {
     run->phase = TERMINATING;
     run->ended_by = why;
     run->kill_at = now + run->grace_ms * 1000000ull;
-    kill(run->shell->session->pid, SHELL_SIGNAL);
+    signal_shell(run->shell);
     signal_started(run, SIGINT);
     set_next_press(op, now);
 }
@@ -215,8 +221,8 @@ static void press(struct op *op) {
     uint64_t now = monotonic_ns();
     if (now >= run->kill_at + COME_BACK_NS)
         session_kill(s);
-    else if (!s->reaped)
-        kill(s->pid, SHELL_SIGNAL);
+    else
+        signal_shell(run->shell);
     run->phase = now >= run->kill_at ? KILLING : TERMINATING;
     if (s->group || run->phase == KILLING)
         signal_started(run, run->phase == KILLING ? SIGKILL : SIGINT);
@@ -302,7 +308,32 @@ static bool say(struct shell *shell, const char *command) {
     return true;
 }
 
-/* A number, a newline, while a command runs; anything else ends the session: the shell could not be followed any more. */
+/* The bytes of the first line, and its number, or -1 if it is none; 0: it is not whole yet. */
+static uint32_t report_parse(const char report[REPORT_MAX], uint32_t size, int32_t *code) {
+    uint32_t digits = 0;
+    *code = 0;
+    while (digits < size && isdigit((unsigned char)report[digits]))
+        *code = *code * 10 + (report[digits++] - '0');
+    if (digits == size && digits < REPORT_MAX)
+        return 0;
+    if (!digits || digits == size || report[digits] != '\n' || *code > 255)
+        *code = -1;
+    return *code < 0 ? size : digits + 1;
+}
+
+/* A report says that the shell is ready, or how a command ended; anything else ends the session: the shell could not be
+ * followed any more. */
+static void reported(struct shell *shell, int32_t code) {
+    if (code >= 0 && !shell->ready)
+        shell->ready = true;
+    else if (code >= 0 && shell->run && !((struct run *)shell->run->state)->reported)
+        run_over(shell->run, OUT_EXITED, code);
+    else {
+        source_close(&shell->reports);
+        session_kill(shell->session);
+    }
+}
+
 static void reports_ready(struct source *source, uint32_t events) {
     struct shell *shell = container_of(source, struct shell, reports);
     (void)events;
@@ -314,20 +345,12 @@ static void reports_ready(struct source *source, uint32_t events) {
         return;
     }
     shell->report_size += (uint32_t)n;
-    uint32_t code = 0, digits = 0;
-    while (digits < shell->report_size && isdigit((unsigned char)shell->report[digits]))
-        code = code * 10 + (uint32_t)(shell->report[digits++] - '0');
-    bool partial = digits == shell->report_size && digits < REPORT_MAX;
-    bool whole = digits && digits + 1 == shell->report_size && shell->report[digits] == '\n' && code < 256;
-    bool expected = shell->run && !((struct run *)shell->run->state)->reported;
-    if (partial && expected)
-        return;
-    shell->report_size = 0;
-    if (whole && expected)
-        run_over(shell->run, OUT_EXITED, (int32_t)code);
-    else {
-        source_close(source);
-        session_kill(shell->session);
+    int32_t code;
+    uint32_t size;
+    while (shell->reports.fd >= 0 && (size = report_parse(shell->report, shell->report_size, &code))) {
+        shell->report_size -= size;
+        memmove(shell->report, shell->report + size, shell->report_size);
+        reported(shell, code);
     }
 }
 

@@ -1,9 +1,10 @@
 /* What a shell session runs: `SHELL -c DRIVER`. It works in bash, dash, busybox sh and what resembles them, and is one
  * line, so that the line numbers in a shell's messages are those of the command.
  *
- * Descriptor 8 brings "BYTES LINES\n" and a command of as many bytes and lines; its exit status goes to 9. In bash they
- * move to 62 and 63, out of the way of commands that use one digit; other shells know no more than one. They are closed
- * while a command runs, by a redirection of eval alone, so that redirections that it makes for good stay.
+ * A line on descriptor 9 says that the traps are set. 8 brings "BYTES LINES\n" and a command of as many bytes and lines;
+ * its exit status goes to 9. In bash they move to 62 and 63, out of the way of commands that use one digit; other shells
+ * know no more than one. They are closed while a command runs, by a redirection of eval alone, so that redirections that
+ * it makes for good stay.
  *
  * A command runs by `command eval`: a syntax error does not end the shell then, nor do most errors in dash. It sees the
  * status of the command before as $? (in the `else` part of `if f` it is that of f, and no trap of the caller's fires).
@@ -13,8 +14,8 @@
  *
  * Signal 64 gives the rest of a command up. In bash the trap for DEBUG fails then before all that does not name __barchan,
  * which skips it (extdebug), and leaves every loop (`break 0` does, and fails). In the other shells an error does it that
- * `command eval` catches. The traps do nothing while no command runs. A trap for SIGINT
- * keeps bash from ending itself when $(…) is interrupted. */
+ * `command eval` catches. The traps do nothing while no command runs. A trap for SIGINT keeps bash from ending itself when
+ * $(…) is interrupted. */
 #include "shell.h"
 
 #define RUN(R, W) "command eval \"$__barchan_o$__barchan_t\" " R "<&- " W ">&-;"
@@ -55,7 +56,7 @@ const char shell_driver[] =
     "__barchan_f(){ __barchan_on=1;return \"$1\";};"
     "__barchan_m='while : ${__barchan_z-};do command eval \"$__barchan_p\";done;eval \"$__barchan_m\"';"
     "trap : INT;"
-    "if [ \"${BASH_VERSION+1}\" ];then trap '" BASH_TRAP "' 64;eval 'exec 62<&8 63>&9';exec 8<&- 9>&-;"
+    "if [ \"${BASH_VERSION+1}\" ];then trap '" BASH_TRAP "' 64;echo 0 >&9;eval 'exec 62<&8 63>&9';exec 8<&- 9>&-;"
     "__barchan_p='" LOOP("62", "63", READ_BYTES, BASH_DISARM) "';"
-    "else trap '" OTHER_TRAP "' 64;__barchan_p='" LOOP("8", "9", READ_LINES, "") "';fi;"
+    "else trap '" OTHER_TRAP "' 64;echo 0 >&9;__barchan_p='" LOOP("8", "9", READ_LINES, "") "';fi;"
     "eval \"$__barchan_m\"";

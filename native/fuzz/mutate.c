@@ -8,7 +8,7 @@
 
 uint32_t dice(uint32_t *state, uint32_t sides) {
     *state = *state * 1664525u + 1013904223u;
-    return sides ? (*state >> 8) % sides : 0;
+    return (uint32_t)((uint64_t)*state * sides >> 32); /* the low bits repeat soon */
 }
 
 static uint32_t read_u32(const uint8_t *at) {

@@ -65,6 +65,7 @@ static void test_frame_fields(void) {
     CHECK(parses(F_ACK, 1, zero, 8) && parses(F_CREDIT, 2, zero, 8));
     CHECK(!parses(F_ACK, 0, zero, 8) && !parses(F_CREDIT, 3, zero, 8) && !parses(F_CREDIT, 1, zero, 9));
     CHECK(parses(F_SIGNAL, 0, zero, 8) && !parses(F_SIGNAL, 0, signal65, 8) && !parses(F_SIGNAL, 0, scope2, 8));
+    CHECK(parses(F_RESIZE, 0, zero, 4) && !parses(F_RESIZE, 0, zero, 3) && !parses(F_RESIZE, 0, zero, 5));
     CHECK(parses(F_PING, 0, zero, 64) && !parses(F_PING, 0, zero, 65));
     CHECK(parses(F_START, 0, zero, 4) && !parses(F_START, 0, start_reserved, 4) && !parses(F_START, 0, zero, 3));
     CHECK(parses(F_CANCEL, 0, zero, 0) && !parses(F_CANCEL, 0, zero, 1));
@@ -122,6 +123,61 @@ static void test_exec_request(void) {
     data[13] = 0x80; /* unknown flag */
     CHECK(!accepts(OP_EXEC, data, size, &r));
     CHECK(!accepts(0, data, size, &r) && !accepts(12, data, size, &r) && !accepts(255, data, size, &r));
+}
+
+static bool accepts_flags(uint32_t flags, uint32_t arguments) {
+    uint8_t data[256];
+    struct request r;
+    struct writer w = writer_of(data, sizeof data);
+    put_text(&w, "");
+    put_u32(&w, flags);
+    for (int i = 0; i < 6; i++)
+        put_u32(&w, 0); /* times, output limit, open files, size */
+    put_text(&w, "");
+    put_u32(&w, arguments);
+    for (uint32_t i = 0; i < arguments; i++)
+        put_text(&w, "sh");
+    put_u32(&w, 0);
+    CHECK(!w.full);
+    bool fine = accepts(OP_EXEC, data, (size_t)(w.at - data), &r);
+    if (fine)
+        request_release(&r);
+    return fine;
+}
+
+static void test_exec_flags(void) {
+    CHECK(accepts_flags(0, 1) && !accepts_flags(0, 0));
+    CHECK(accepts_flags(EXEC_TTY | EXEC_STDIN, 1) && !accepts_flags(EXEC_TTY, 0));
+    CHECK(accepts_flags(EXEC_SHELL, 0) && accepts_flags(EXEC_SHELL | EXEC_MERGE, 1));
+    CHECK(!accepts_flags(EXEC_SHELL | EXEC_TTY, 1) && !accepts_flags(EXEC_SHELL | EXEC_STDIN, 1) && !accepts_flags(32, 1));
+}
+
+static size_t run_request(uint8_t *into, size_t room, const char *command, uint32_t size) {
+    struct writer w = writer_of(into, room);
+    put_text(&w, "");
+    put_u64(&w, 1ull << 40);
+    put_u32(&w, 1000);
+    put_u32(&w, 10);
+    put_u64(&w, 77);
+    put_bytes(&w, command, size);
+    CHECK(!w.full);
+    return (size_t)(w.at - into);
+}
+
+static void test_run_request(void) {
+    uint8_t data[128];
+    struct request r;
+    size_t size = run_request(data, sizeof data, "a\nb", 3);
+    CHECK(accepts(OP_RUN, data, size, &r));
+    CHECK(r.shell == 1ull << 40 && r.timeout_ms == 1000 && r.grace_ms == 10 && r.output_limit == 77 && !strcmp(r.command, "a\nb"));
+    request_release(&r);
+    for (size_t n = 0; n < size; n++)
+        CHECK(!accepts(OP_RUN, data, n, &r));
+    data[size] = 0;
+    CHECK(!accepts(OP_RUN, data, size + 1, &r));
+    CHECK(!accepts(OP_RUN, data, run_request(data, sizeof data, "a\0b", 3), &r));
+    CHECK(accepts(OP_RUN, data, run_request(data, sizeof data, "", 0), &r) && !*r.command);
+    request_release(&r);
 }
 
 static void test_lists(void) {
@@ -358,6 +414,8 @@ int main(void) {
     test_frame_heads();
     test_frame_fields();
     test_exec_request();
+    test_exec_flags();
+    test_run_request();
     test_lists();
     test_paths();
     test_entries();

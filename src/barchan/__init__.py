@@ -77,8 +77,8 @@ if TYPE_CHECKING:
         ProcessInfo,
         SandboxInfo,
         SandboxSpec,
-        SandboxStats,
     )
+    from barchan.usage import SandboxStats
 
 __all__ = [
     "AdmissionRefused",
@@ -145,7 +145,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = ("barchan.errors", "barchan.spec", "barchan.sdk")
+_HOMES = ("barchan.errors", "barchan.spec", "barchan.usage", "barchan.sdk")
 
 
 def __getattr__(name: str) -> Any:

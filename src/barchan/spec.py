@@ -115,29 +115,6 @@ class SandboxInfo(_Value, frozen=True, kw_only=True):
     """Why it stopped or failed."""
 
 
-class SandboxStats(_Value, frozen=True, kw_only=True):
-    """What a sandbox uses and has used, with all its processes."""
-
-    id: SandboxId
-    since: float
-    """When it was made: what adds up is counted from here. Unix seconds, as `at`, the time of measuring."""
-    at: float
-    memory: int
-    """Bytes charged at the moment, page cache of its files included."""
-    memory_peak: int | None
-    """The most of it so far; None where the kernel does not say (cgroup v2 before Linux 5.19)."""
-    cpu_user: float
-    """Seconds of CPU time, of ended processes too."""
-    cpu_system: float
-    pids: int
-    processes: int
-    """The sandbox's first one included."""
-    disk: int
-    """Bytes written that are still there, as of the file system's last commit (up to 30 s ago)."""
-    oom_kills: int = 0
-    pids_hits: int = 0
-
-
 class Terminal(_Value, frozen=True, kw_only=True):
     """The size of a pseudo-terminal, in characters."""
 
@@ -260,6 +237,8 @@ class PoolInfo(_Value, frozen=True, kw_only=True):
     """Mean time that making one ahead took."""
     discarded: int = 0
     """Made ahead and removed unused."""
+    removing: int = 0
+    """Ended ones of which cgroups and files are still being removed."""
 
 
 class NodeInfo(_Value, frozen=True, kw_only=True):

@@ -41,8 +41,8 @@ from barchan.spec import (
     ProcessInfo,
     SandboxId,
     SandboxInfo,
-    SandboxStats,
 )
+from barchan.usage import SandboxStats
 from barchan.wire import messages as m
 from barchan.wire.frames import CHUNK, STDERR, STDIN, STDOUT, Frame, FrameType, decode_data, decode_u64
 from barchan.wire.guest import Cursor, Entry, blobs, encode_entry, read_entry

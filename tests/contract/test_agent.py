@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,8 @@ from barchan.control.nodes import Nodes
 from barchan.node import lease
 from barchan.node.agent import Agent
 from barchan.node.server import keep_linked
-from barchan.spec import EnvironmentRef, Exec, ExecInfo, NodeName, SandboxInfo, SandboxSpec, SandboxStats
+from barchan.spec import EnvironmentRef, Exec, ExecInfo, NodeName, SandboxInfo, SandboxSpec
+from barchan.usage import SandboxStats
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN
 from tests.contract.node_rig import Caller, agent_on, config_for
@@ -137,7 +139,7 @@ async def test_a_guest_that_dies_right_after_its_greeting_is_missed_by_nobody(tm
 async def test_stop_while_creating_has_one_outcome(caller: Caller, agent: Agent, world: FakeWorld) -> None:
     creating = asyncio.ensure_future(caller.create(labels={"fake.create": "hang"}))
     async with asyncio.timeout(5):
-        while not world.half_made:
+        while not world.half_made or not agent.registry.live():
             await asyncio.sleep(0)
     (id,) = world.half_made
     stopping = asyncio.ensure_future(caller.ask(m.StopSandbox(sandbox=id)))
@@ -175,7 +177,7 @@ async def test_a_create_given_up_while_it_is_claimed_leaves_nothing(
         caller.link.call(m.pack_call(m.CreateSandbox(spec=_spec({}), key=f"gone.{number}"))) for number in range(20)
     ]
     async with asyncio.timeout(5):
-        while not agent._claiming:
+        while not agent.creation.claiming:
             await asyncio.sleep(0)
     for call in calls:
         call.abandon()
@@ -432,6 +434,36 @@ async def test_a_sandbox_that_died_with_the_agent_is_named(tmp_path: Path, world
         caller = Caller(agent)
         ended = await state_of(caller, info.id)
         assert ended.state == "failed" and "while the node agent was away" in ended.reason
+
+
+class Stubborn(FakeBackend):
+    """The first removal fails."""
+
+    refused = False
+
+    async def destroy(self, id: str) -> None:
+        if not self.refused:
+            self.refused = True
+            raise TimeoutError(errno.ETIMEDOUT, "a cgroup still holds processes")
+        await super().destroy(id)
+
+
+async def test_a_removal_that_fails_at_the_start_holds_nobody_up(tmp_path: Path, world: FakeWorld) -> None:
+    config = config_for(tmp_path / "data")
+    async with agent_on(config, FakeBackend(world)) as agent:
+        caller = Caller(agent)
+        dead, alive = await caller.create(), await caller.create()
+    world.guests.pop(dead.id).kill()
+    world.pids.pop(dead.id)
+    async with agent_on(config, Stubborn(world)) as agent:
+        watching = asyncio.ensure_future(lease.watch(agent))
+        try:
+            caller = Caller(agent)
+            assert (await caller.run(alive.id, "echo", "here"))[1] == b"here\n"
+            assert "while the node agent was away" in (await until_state(caller, dead.id, "failed")).reason
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 async def test_half_made_and_unknown_sandboxes_are_swept(tmp_path: Path, world: FakeWorld) -> None:

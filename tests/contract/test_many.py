@@ -81,7 +81,7 @@ async def client(place: Site, node: Node) -> AsyncIterator[Client]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -69,7 +69,7 @@ def finds_seeded_bug(target: Target, place: Path) -> bool:
     (place / "new").mkdir()
     limits = ["-seed=1", f"-max_total_time={SEEDED_SECONDS}", str(place / "new"), str(target.corpus)]
     done = subprocess.run([*command, *limits], cwd=ROOT, capture_output=True, check=False)
-    return done.returncode != 0 and any(place.glob("found-*"))
+    return done.returncode != 0 and any(place.glob("found-crash-*"))
 
 
 def coverage(target: Target, build: Path, *corpora: Path) -> Coverage:

@@ -88,7 +88,7 @@ TARGETS = {
         Target(
             "link",
             ("link.c", "link_parse.c", "ops.c"),
-            85,
+            88,
             Bug("native/ops.c", "offset > in->received ||", "offset > in->received + 1 ||"),
         ),
         Target(
@@ -100,7 +100,7 @@ TARGETS = {
         Target(
             "tree",
             ("tree_put.c", "tree_format.c"),
-            85,
+            80,
             Bug("native/tree_format.c", "size > NAME_MAX", "size > NAME_MAX + 1"),
         ),
         Target(
@@ -119,16 +119,12 @@ TARGETS = {
             "spawn",
             ("spawn_parse.c",),
             95,
-            Bug(
-                "native/spawn_parse.c",
-                "id >= head->uid_base + head->uid_count",
-                "id > head->uid_base + head->uid_count",
-            ),
+            Bug("native/spawn_parse.c", "return id < head->uid_base ||", "return id <= head->uid_base ||"),
         ),
         Target(
             "host_guest",
             ("wire/frames.py", "wire/guest.py", "node/channel.py", "node/operation.py"),
-            70,
+            78,
             Bug("src/barchan/wire/guest.py", "if self.left < layout.size:", "if self.left + 1 < layout.size:"),
         ),
         Target(

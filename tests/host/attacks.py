@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import errno
 
-REFUSED = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENOENT, errno.EROFS, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT}
+REFUSED = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.ENOSYS,
+    errno.ENOENT,
+    errno.EROFS,
+    errno.EAFNOSUPPORT,
+    errno.EPROTONOSUPPORT,
+}
 """Forbidden, or not there."""
 DEBUGGING = {"ptrace", "read_memory", "steal_descriptor"}
 """What a sandbox may do to its own processes when it was asked to be debuggable."""
@@ -20,4 +28,8 @@ def verdicts(output: str) -> dict[str, int]:
 def unexpected(found: dict[str, int], *, debugging: bool = False) -> dict[str, str]:
     """Attacks that were not refused, and with what."""
     allowed = DEBUGGING if debugging else set()
-    return {name: errno.errorcode.get(code, str(code)) for name, code in found.items() if code not in REFUSED and name not in allowed}
+    return {
+        name: errno.errorcode.get(code, str(code))
+        for name, code in found.items()
+        if code not in REFUSED and name not in allowed
+    }

@@ -55,7 +55,16 @@ APPLETS = [
     "head",
 ]
 
-PROGRAMS = ("attack_kernel", "attack_pid1", "attack_search", "attack_trap", "seccomp_answers", "show_ids", "hold_inotify", "hold_memory")
+PROGRAMS = (
+    "attack_kernel",
+    "attack_pid1",
+    "attack_search",
+    "attack_trap",
+    "seccomp_answers",
+    "show_ids",
+    "hold_inotify",
+    "hold_memory",
+)
 """Built from native/tests, put into the image."""
 
 

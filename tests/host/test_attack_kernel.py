@@ -1,9 +1,8 @@
 """CASES 18: what reaches for the kernel or the host is refused, and the host lives. Only attacks that could not harm this
-host if they worked; the others, and the proof that each works where nothing forbids it: tests/vm/test_attacks.py."""
+host if they worked; the others, and the proof that each works where nothing forbids it: tests/vm/test_kernels.py."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from barchan.backends.spawner import NO_FLAGS, SpawnFlag
 from tests.host import spawn_site
 from tests.host.attacks import unexpected, verdicts
-from tests.host.spawn_site import Inside, Site, alive, inside
+from tests.host.spawn_site import Inside, Site, inside
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,17 @@ from typing import Any
 import click
 import pytest
 
-from barchan.cli.request import OUTPUT_LIMIT, exec_options, exec_request, program_options, sandbox_options, sandbox_spec
+from barchan.cli.request import (
+    OUTPUT_LIMIT,
+    check_terminal_use,
+    exec_options,
+    exec_request,
+    program_options,
+    sandbox_options,
+    sandbox_spec,
+)
 from barchan.errors import InvalidRequest
-from barchan.spec import GIB, MIB, EnvironmentRef, Exec, Limits, SandboxSpec
+from barchan.spec import GIB, MIB, EnvironmentRef, Exec, Limits, SandboxSpec, Terminal
 
 
 @click.command()
@@ -112,3 +120,18 @@ def test_command_refused(args: list[str], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         request(*args)
     assert caught.value.field == field
+
+
+def test_a_terminal() -> None:
+    assert request("-t", "cat").tty == Terminal()
+    made = request("-it")
+    assert (made.argv, made.stdin, made.tty) == ((), True, Terminal()), "no command stands for a shell"
+    with pytest.raises(InvalidRequest, match="ARGV"):
+        request("-i")
+
+
+def test_what_a_terminal_needs() -> None:
+    check_terminal_use(request("cat"), json=True)
+    check_terminal_use(request("-t", "cat"), json=False)
+    with pytest.raises(InvalidRequest, match="--json"):
+        check_terminal_use(request("-t", "cat"), json=True)

@@ -6,8 +6,9 @@ import errno
 
 import pytest
 
-from barchan.node.outcome import Ended, ended, limit_of, result_of, suspicious
-from barchan.spec import ExecId
+from barchan.errors import ErrorBody
+from barchan.node.outcome import Ended, ended, limit_of, result_of, shell_ended, suspicious
+from barchan.spec import ExecId, ExecResult
 from barchan.wire.guest import Done, GuestOutcome
 
 
@@ -42,6 +43,8 @@ def test_outcome(said: Done, outcome: str, exit_code: int | None, signal: int | 
         (errno.ENOENT, b"cwd", "file_missing", "cwd"),
         (errno.E2BIG, b"exec", "invalid_request", "argv"),
         (errno.EAGAIN, b"fork", "sandbox_unavailable", ""),
+        (errno.ESRCH, b"shell", "shell_ended", ""),
+        (errno.EBUSY, b"shell", "shell_busy", ""),
     ],
 )
 def test_what_could_not_start_is_a_typed_error(code: int, step: bytes, error: str, field: str) -> None:
@@ -50,6 +53,21 @@ def test_what_could_not_start_is_a_typed_error(code: int, step: bytes, error: st
     assert (end.error.code, end.error.field) == (error, field)
     result = result_of(ExecId("x"), done(GuestOutcome.FAILED), end, None, ((0, 0), (0, 0)))
     assert result.error is not None and result.error.code == error
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (None, "has ended"),
+        (ExecResult(id=ExecId("s"), outcome="exited", exit_code=3), "has ended: exit code 3"),
+        (ExecResult(id=ExecId("s"), outcome="signaled", exit_code=137, signal=9), "has ended: signal 9"),
+        (ExecResult(id=ExecId("s"), outcome="signaled", signal=9, limit="oom"), "has ended: the sandbox's limit oom"),
+        (ExecResult(id=ExecId("s"), outcome="timed_out"), "has ended: timed out"),
+        (ExecResult(id=ExecId("s"), outcome="unknown", error=ErrorBody(code="x", message="gone")), "has ended: gone"),
+    ],
+)
+def test_how_a_session_ended(end: ExecResult | None, how: str) -> None:
+    assert how in shell_ended(end).message
 
 
 def test_limits_are_named_only_where_they_fit() -> None:

@@ -27,7 +27,7 @@ from barchan.errors import (
 )
 from barchan.node import recorder as recorder_module
 from barchan.node.recorder import Recorder
-from barchan.spec import EnvironmentRef, Exec, ExecId, ExecResult, SandboxSpec
+from barchan.spec import EnvironmentRef, Exec, ExecId, ExecResult, SandboxSpec, Terminal
 from barchan.trajectory.index import Index
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import Event, Kind, Output, Record
@@ -78,6 +78,7 @@ async def test_a_command_from_begin_to_end(recorder: Recorder) -> None:
     assert await recorder.output("s", "e", 2, 0, b"oops") == 4
     assert await recorder.output("s", "e", 1, 6, memoryview(b"world")) == 11
     await recorder.signal("s", "e", 15)
+    await recorder.resize("s", "e", Terminal(rows=40, columns=120))
     state = recorder.exec_state("s", "e")
     assert state is not None and not state.ended and state.stdin_ended
     assert (state.stdin, state.stdout, state.stderr) == (2, 11, 4)
@@ -89,8 +90,31 @@ async def test_a_command_from_begin_to_end(recorder: Recorder) -> None:
     (info,) = await recorder.execs("s")
     assert (info.id, info.argv, info.result) == ("e", (b"ls",), result_of("e"))
     records = await history(recorder)
-    assert [record.seq for record in records] == list(range(1, 10))
-    assert [record.kind for record in records] == [1, 2, 4, 5, 3, 3, 3, 6, 7]
+    assert [record.seq for record in records] == list(range(1, 11))
+    assert [record.kind for record in records] == [1, 2, 4, 5, 3, 3, 3, 6, 17, 7]
+
+
+async def test_commands_are_sent_in_their_order(recorder: Recorder) -> None:
+    """One that is recorded at once does not overtake one that the thread has written but the loop not yet settled."""
+    sent: list[str] = []
+    journal = recorder._journal
+    held = asyncio.ensure_future(recorder.event("s", "keeps the thread busy", durable=True))
+    first = asyncio.ensure_future(recorder.begin_exec("s", "a", RUN, send=lambda seq: sent.append(f"a{seq}")))
+    await asyncio.sleep(0)
+    while journal._taken != journal._queued:  # the loop is held up meanwhile, as by any long step
+        pass
+    await recorder.begin_exec("s", "b", RUN, send=lambda seq: sent.append(f"b{seq}"))
+    await asyncio.gather(held, first)
+    assert sent == ["a3", "b4"]
+
+
+async def test_settled_is_after_everything_before(recorder: Recorder) -> None:
+    sent: list[int] = []
+    begun = asyncio.ensure_future(recorder.begin_exec("s", "a", RUN, send=sent.append))
+    await asyncio.sleep(0)
+    await recorder.settled("s")
+    assert sent == [2] and recorder.exec_state("s", "a") is not None
+    await begun
 
 
 async def test_a_repeated_id_is_known_and_another_request_is_a_conflict(recorder: Recorder) -> None:

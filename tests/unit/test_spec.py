@@ -10,8 +10,10 @@ from barchan.names import check_name, check_ref
 from barchan.spec import (
     EnvironmentRef,
     Exec,
+    ExecId,
     Limits,
     SandboxSpec,
+    Terminal,
     check_exec,
     check_spec,
     node_of,
@@ -81,6 +83,15 @@ def test_bad_specs_name_their_field(spec: SandboxSpec, field: str) -> None:
         (Exec(argv=(b"a",), timeout=float("inf")), "timeout"),
         (Exec(argv=(b"a",), grace=-1), "grace"),
         (Exec(argv=(b"a",), output_limit=-1), "output_limit"),
+        (Exec(argv=(b"a",), tty=Terminal(rows=0)), "tty.rows"),
+        (Exec(argv=(b"a",), tty=Terminal(columns=1 << 16)), "tty.columns"),
+        (Exec(argv=(), opens_shell=True, tty=Terminal()), "tty"),
+        (Exec(argv=(b"a",), shell=ExecId("s"), tty=Terminal()), "tty"),
+        (Exec(argv=(b"a", b"b"), shell=ExecId("s")), "argv"),
+        (Exec(argv=(), shell=ExecId("s")), "argv"),
+        (Exec(argv=(b"a",), shell=ExecId("s"), cwd=b"/"), "cwd"),
+        (Exec(argv=(b"a",), shell=ExecId("s"), stdin=True), "stdin"),
+        (Exec(argv=(b"a",), shell=ExecId("s"), opens_shell=True), "opens_shell"),
     ],
 )
 def test_bad_commands_name_their_field(request_: Exec, field: str) -> None:

@@ -62,7 +62,7 @@ def machine(kernel: Kernel, disks: tuple[Disk, ...], tmp_path_factory: pytest.Te
 def server(machine: Machine) -> Machine:
     """A machine on which `barchan up` runs, with data below /var/tmp/data."""
     up = f"{PYTHON} -m barchan.cli.main up -d --data /var/tmp/data --name machine --scratch-bytes 512m"
-    machine.check(up, timeout=180)
+    machine.check(up, timeout=300)
     return machine
 
 

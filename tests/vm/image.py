@@ -54,7 +54,9 @@ def tree(directory: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(str(file.locate()), target)
     # A test machine takes half a minute to compile what this host compiles in seconds.
-    compileall.compile_dir(stage, quiet=2, workers=2, stripdir=str(stage), prependdir="/opt/tree", invalidation_mode=_MODE)
+    compileall.compile_dir(
+        stage, quiet=2, workers=2, stripdir=str(stage), prependdir="/opt/tree", invalidation_mode=_MODE
+    )
     erofs.build(stage, image, epoch=0)
     shutil.rmtree(stage)
     return image

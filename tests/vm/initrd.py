@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.vm.kernel import Unavailable
 
 BUSYBOX = Path("/bin/busybox")
+DIRECTORIES = "bin proc sys dev base rw new vm vm/more modules"
 _INIT = r"""#!/bin/busybox sh
 export PATH=/bin
 /bin/busybox --install -s /bin
@@ -53,16 +54,27 @@ while read -r kind size path <&3; do
     echo "$code $($b stat -c %s /run/output)" >&3; $b cat /run/output >&3
 done
 """
+_LOAD = r"""#!/vm/busybox sh
+for module in /vm/more/*.ko; do /vm/busybox insmod "$module"; done
+"""
 
 
-def build(modules: Iterable[Path]) -> bytes:
-    """A cpio archive; a few MB, made in some ten milliseconds."""
+def build(modules: Iterable[Path], more: Iterable[Path] = ()) -> bytes:
+    """`more`: modules that `/vm/load` loads. A cpio archive; a few MB, made in some ten milliseconds."""
     if not BUSYBOX.exists():
         raise Unavailable("virtual machines need busybox-static")
     busybox = BUSYBOX.read_bytes()
-    entries = [_entry(name, stat.S_IFDIR | 0o755) for name in ("bin proc sys dev base rw new vm modules".split())]
-    entries += [_entry("bin/busybox", stat.S_IFREG | 0o755, busybox), _entry("vm/busybox", stat.S_IFREG | 0o755, busybox)]
-    entries += [_entry("init", stat.S_IFREG | 0o755, _INIT.encode()), _entry("vm/agent", stat.S_IFREG | 0o644, _AGENT.encode())]
+    entries = [_entry(name, stat.S_IFDIR | 0o755) for name in DIRECTORIES.split()]
+    entries += [
+        _entry("bin/busybox", stat.S_IFREG | 0o755, busybox),
+        _entry("vm/busybox", stat.S_IFREG | 0o755, busybox),
+    ]
+    entries += [
+        _entry("init", stat.S_IFREG | 0o755, _INIT.encode()),
+        _entry("vm/agent", stat.S_IFREG | 0o644, _AGENT.encode()),
+    ]
+    entries += [_entry("vm/load", stat.S_IFREG | 0o755, _LOAD.encode())]
+    entries += [_entry(f"vm/more/{path.name}", stat.S_IFREG | 0o644, path.read_bytes()) for path in more]
     entries += [_entry(f"modules/{path.name}", stat.S_IFREG | 0o644, path.read_bytes()) for path in modules]
     # Without a console node PID 1 would start with no descriptors at all, and open its first files as 0, 1 and 2.
     console = _entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))

@@ -1,8 +1,9 @@
 """Debian kernels to boot in a virtual machine: fetched by apt without touching the host's own packages, and cached.
 
-    <CACHE>/kernels/<suite>/<release>/   complete, because it is renamed into place
-      vmlinuz
-      <nn>-<name>.ko                     uncompressed, in the order in which they must be loaded
+<CACHE>/kernels/<suite>/<release>/   complete, because it is renamed into place
+  vmlinuz
+  boot/<nn>-<name>.ko                uncompressed, in the order in which they must be loaded
+  more/<nn>-<name>.ko                loaded when a test asks for them
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ from pathlib import Path
 from barchan.layers.bootstrap import host_mirrors
 
 CACHE = Path("/var/cache/barchan/vm")
-MODULES = (
-    "virtio_mmio", "virtio_blk", "virtio_console", "crc32c-intel", "crc32c-cryptoapi", "loop", "erofs", "overlay", "btrfs", "xfs",
-    "veth", "bridge", "nf_tables", "af_alg", "vsock",
-)  # fmt: skip
-"""What tests use; names that a kernel has built in or lacks are left out, what they depend on comes before them."""
+AT_BOOT = (
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_console",
+    "crc32c-intel",
+    "crc32c-cryptoapi",
+    "loop",
+    "erofs",
+    "overlay",
+    "btrfs",
+)
+ON_REQUEST = ("xfs", "veth", "bridge", "nf_tables", "af_alg", "vsock")
+"""Names that a kernel has built in or lacks are left out, what they depend on comes before them. A large module takes
+seconds to load: XFS more than twenty on a busy host."""
 FRESH = 7 * 86400
 """Seconds for which a cached kernel is taken without asking the mirror for a newer one."""
 KEPT = 2
 """Releases per suite."""
-_MIRROR = "http://deb.debian.org/debian"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
@@ -46,7 +55,9 @@ class Kernel:
     release: str
     image: Path
     modules: tuple[Path, ...]
-    """In load order."""
+    """Loaded at boot, in this order."""
+    more: tuple[Path, ...]
+    """What `/vm/load` in the machine loads."""
 
 
 def fetch(suite: str) -> Kernel:
@@ -62,7 +73,8 @@ def fetch(suite: str) -> Kernel:
                 if found is None:
                     raise
         _bound(place)
-    return Kernel(suite, found.name, found / "vmlinuz", tuple(sorted(found.glob("*.ko"))))
+    modules, more = (tuple(sorted((found / part).glob("*.ko"))) for part in ("boot", "more"))
+    return Kernel(suite, found.name, found / "vmlinuz", modules, more)
 
 
 @contextmanager
@@ -110,7 +122,10 @@ class _Apt:
     def __init__(self, work: Path, suite: str) -> None:
         for name in ("lists/partial", "cache/archives/partial"):
             (work / name).mkdir(parents=True)
-        source = f"deb [signed-by={_KEYRING}] {host_mirrors().archive or _MIRROR} {suite} main\n"
+        mirror = host_mirrors().archive
+        if not mirror:
+            raise Unavailable("this host's apt has no Debian mirror to fetch a kernel from")
+        source = f"deb [signed-by={_KEYRING}] {mirror} {suite} main\n"
         (work / "sources.list").write_text(source)
         (work / "status").touch()
         (work / "apt.conf").write_text(
@@ -159,9 +174,13 @@ def _keep(root: Path, release: str, target: Path) -> None:
     part.mkdir()
     image = next(path for path in (root / "boot" / f"vmlinuz-{release}", *root.rglob("vmlinuz*")) if path.is_file())
     shutil.copyfile(image, part / "vmlinuz")
-    known = {plain(path): path for path in root.rglob("*.ko*") if path.is_file()}
-    for number, name in enumerate(load_order(MODULES, {name: read_module(path) for name, path in known.items()})):
-        (part / f"{number:02}-{name}.ko").write_bytes(read_module(known[name]))
+    modules = {plain(path): read_module(path) for path in root.rglob("*.ko*") if path.is_file()}
+    first = load_order(AT_BOOT, modules)
+    later = [name for name in load_order(AT_BOOT + ON_REQUEST, modules) if name not in first]
+    for kind, names in (("boot", first), ("more", later)):
+        (part / kind).mkdir()
+        for number, name in enumerate(names):
+            (part / kind / f"{number:02}-{name}.ko").write_bytes(modules[name])
     part.rename(target)
 
 

@@ -25,8 +25,8 @@ from tests.vm.kernel import Kernel, Unavailable
 
 MIB = 1 << 20
 PROGRAM = "qemu-system-x86_64"
-BOOT = 90.0
-"""Seconds until the agent must have answered; 3 to 15 are usual."""
+BOOT = 180.0
+"""Seconds until the agent must have answered; 3 to 15 are usual on an idle host."""
 LARGEST = 64 * MIB
 """Of the output of one script."""
 _OPTIONS = (
@@ -149,7 +149,7 @@ def boot(kernel: Kernel, directory: Path, disks: tuple[Disk, ...] = (), memory: 
     """
     directory.mkdir(parents=True, exist_ok=True)
     first = directory / "initrd"
-    first.write_bytes(initrd.build(kernel.modules))
+    first.write_bytes(initrd.build(kernel.modules, kernel.more))
     here, there = socket.socketpair()
     with here, contextlib.ExitStack() as stack:
         with there, (directory / "errors").open("wb") as errors:

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from barchan.api import connect, execs, files, platform, sandboxes
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, FileEntry, Health, Renewal, SignalBody
-from barchan.spec import NodeInfo, SandboxInfo, SandboxSpec, SandboxStats
+from barchan.spec import NodeInfo, SandboxInfo, SandboxSpec
+from barchan.usage import SandboxStats
 from barchan.wire.messages import Created, EnvironmentInfo
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -110,7 +110,10 @@ class Backend(Protocol):
         """Whether another write of 1 MiB would exceed its disk limit."""
 
     async def destroy(self, id: str) -> None:
-        """End and remove everything of it. Idempotent; safe after a half-made or unknown sandbox. Takes a place, too."""
+        """End and remove everything of it. Idempotent; safe after a half-made or unknown sandbox. Takes a place, too.
+
+        It returns when no process of it is left; files and groups may go a moment later.
+        """
 
     async def leftovers(self) -> frozenset[str]:
         """Ids of which anything exists on this host, and places that belong to none."""

@@ -119,8 +119,7 @@ class ContainerBackend:
         self._pidfds[launch.id], self._groups[launch.id] = draft.pidfd, draft.group
         if draft.name != launch.id:
             self._places[launch.id] = draft.name
-        pid = draft.child.pid
-        return Running(pid=pid, pid_start=processes.start_time(pid), place=self._places.get(launch.id, ""))
+        return Running(pid=draft.child.pid, pid_start=draft.born, place=self._places.get(launch.id, ""))
 
     def _order(self, spec: SandboxSpec) -> Order:
         layers = compose(spec.environment, self._resolve)
@@ -128,7 +127,7 @@ class ContainerBackend:
         return Order(spec, layers, msgspec.msgpack.encode((alike, [layer.digest for layer in layers])))
 
     def pool(self) -> PoolInfo:
-        return self._pool.info()
+        return msgspec.structs.replace(self._pool.info(), removing=len(self._maker.removals.pending))
 
     def _pool_room(self) -> int:
         """Places for what is made ahead: few beside the id ranges and the memory of this host."""
@@ -219,7 +218,8 @@ class ContainerBackend:
     def _group(self, id: str) -> Group:
         group = self._groups.get(id)
         if group is None:
-            group = self._tree.open(self._places.get(id, id))
+            place = self._places.get(id, id)
+            group = self._tree.open(place) if place not in self._maker.removals.pending else None
             if group is None:
                 raise FileNotFoundError(errno.ENOENT, id)
             self._groups[id] = group
@@ -234,7 +234,11 @@ class ContainerBackend:
         group = self._groups.pop(id, None)
         if group is not None:
             group.close()
-        await self._maker.remove(self._places.get(id, id))
+        place = self._places.get(id, id)
+        if pidfd >= 0:
+            await self._maker.removals.add(place)
+        else:
+            await self._maker.remove(place)
         self._places.pop(id, None)
 
     async def leftovers(self) -> frozenset[str]:
@@ -243,7 +247,7 @@ class ContainerBackend:
             lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets
         )
         ids = {place: id for id, place in self._places.items()}
-        return frozenset(ids.get(name, name) for name in found - self._maker.ahead)
+        return frozenset(ids.get(name, name) for name in found - self._maker.ahead - self._maker.removals.pending)
 
     async def close(self) -> None:
         await self._pool.close()

@@ -15,10 +15,12 @@ from typing import TypeVar
 
 from barchan.backends.container_data import DataMounts
 from barchan.backends.container_steps import Draft, Endpoint, Groups, HostIds, Layers, Order, Sizes, Writable
+from barchan.backends.removals import Removals
 from barchan.backends.spawner import ParkRequest, Spawner, SpawnFlag, SpawnRequest, install_guest
 from barchan.backends.steps import Steps
 from barchan.config import NodeConfig
 from barchan.errors import CreateFailed, SandboxUnavailable
+from barchan.kernel import processes
 from barchan.kernel.cgroups import GroupTree
 from barchan.kernel.idranges import IdRanges
 from barchan.kernel.scratch import Scratch
@@ -58,6 +60,7 @@ class ContainerMaker:
         self._place: Steps[Draft] = Steps((ids, Groups(tree), Writable(scratch), endpoint))
         self._files: Steps[Draft] = Steps((Sizes(tree, scratch), Layers(mounts), data))
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
+        self.removals = Removals(self._place.undo, self._threads)
         self._spawner: Spawner | None = None
         self._spawner_context = contextlib.AsyncExitStack()
         self._spawner_lock = asyncio.Lock()
@@ -73,6 +76,12 @@ class ContainerMaker:
             except CreateFailed as error:
                 if error.phase not in _PARKED_LOST:
                     raise
+        try:
+            return await self._furnish(Draft(id, order.spec.limits), order)
+        except CreateFailed as error:
+            if error.phase != HostIds.name or not self.removals.pending:
+                raise
+        await self.removals.drain()
         return await self._furnish(Draft(id, order.spec.limits), order)
 
     async def _furnish(self, draft: Draft, order: Order) -> Draft:
@@ -86,7 +95,7 @@ class ContainerMaker:
         self._threads.submit(draft.release)
         if draft.child is not None:
             os.close(draft.pidfd)
-        draft.child = child
+        draft.child, draft.born = child, processes.start_time(child.pid)
         return draft
 
     def _prepare(self, draft: Draft) -> None:
@@ -189,6 +198,7 @@ class ContainerMaker:
         await self.in_thread(lambda: self._place.undo(place))
 
     async def close(self) -> None:
+        await self.removals.close()
         await self._spawner_context.aclose()
         self._threads.shutdown()
 

@@ -53,6 +53,8 @@ class Draft:
     order: Order | None = None
     """None while it is only parked."""
     child: Spawned | None = None
+    born: int = 0
+    """`Running.pid_start`."""
     ids: Ids | None = None
     group: Group | None = None
     tree_fd: int = -1

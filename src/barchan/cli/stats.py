@@ -14,7 +14,8 @@ from barchan.cli.session import Session, json_option
 from barchan.cli.text import plain, size, span
 from barchan.cli.values import SECONDS
 from barchan.errors import BarchanError, SandboxStopped, SandboxUnavailable
-from barchan.spec import SandboxStats, node_of
+from barchan.spec import node_of
+from barchan.usage import SandboxStats
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,22 +15,20 @@ from typing import Any
 import msgspec
 
 from barchan import _version
-from barchan.backends.base import Backend, Launch, Metered, Running
+from barchan.backends.base import Backend, Metered
 from barchan.config import NodeConfig
 from barchan.errors import (
     BarchanError,
-    Conflict,
-    CreateFailed,
     NodeUnavailable,
     NotSupported,
-    SandboxError,
     SandboxNotFound,
     SandboxStopped,
     SandboxUnavailable,
 )
 from barchan.kernel import processes
 from barchan.node.admission import Room, admit
-from barchan.node.info import describe, new_id
+from barchan.node.creation import Creation
+from barchan.node.info import describe
 from barchan.node.listing import page, wants_ended
 from barchan.node.machine import Event, advance
 from barchan.node.recorder import Recorder
@@ -38,21 +36,18 @@ from barchan.node.registry import Registry, SandboxRow
 from barchan.node.sandbox import LiveSandbox
 from barchan.spec import (
     BackendName,
-    Limits,
     NodeInfo,
     NodeName,
     SandboxId,
     SandboxInfo,
     SandboxSpec,
-    SandboxState,
-    SandboxStats,
     check_spec,
 )
+from barchan.usage import SandboxStats
 from barchan.wire import messages as m
 
 logger = logging.getLogger(__name__)
 HOST_SECONDS = 0.25
-_CREATING: tuple[SandboxState, ...] = ("creating",)
 
 
 class Agent:
@@ -66,16 +61,12 @@ class Agent:
         self.recorder = recorder
         self.backends = backends
         self.sandboxes: dict[str, LiveSandbox] = {}
-        self._creating: dict[str, asyncio.Task[SandboxInfo]] = {}
-        self._claiming: dict[str, asyncio.Task[tuple[str, asyncio.Task[SandboxInfo] | None]]] = {}
-        """By key."""
+        self.creation = Creation(self)
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._host_seen = (processes.Memory(0, 0), 0)
         self._host_until = 0.0
-        self._admitted: list[Limits] = []
-        """Of creates on their way into the registry."""
 
     # --- verbs
 
@@ -83,18 +74,13 @@ class Agent:
         """Make a sandbox, or answer with the one that this key made. Returns when it answers."""
         spec = check_spec(request.spec)
         if self.registry.by_key(request.key) is None:
-            await self._backend(spec.backend).check(spec)
+            await self.backend(spec.backend).check(spec)
             admit(self._room(), spec.limits)
-        self._admitted.append(spec.limits)
-        # A claim that is under way comes to its end, and its sandbox with it, also when its caller gives up meanwhile.
-        first = request.key not in self._claiming and self.registry.by_key(request.key) is None
-        claiming = self._claiming[request.key] = self.spawn(self._claim(spec, request.key, first))
-        id, task = await asyncio.shield(claiming)
-        return await asyncio.shield(task) if task is not None else self._as_created(id)
+        return await self.creation.create(spec, request.key)
 
     async def stop(self, id: str, reason: str = "stopped", event: Event = "stop") -> SandboxInfo:
         """End it and remove everything of it. Idempotent."""
-        row = self._row(id)
+        row = self.row(id)
         if row.state in ("stopped", "failed") and id not in self._ending:
             return describe(row)
         if id not in self._ending:
@@ -102,7 +88,7 @@ class Agent:
         return await asyncio.shield(self._ending[id])
 
     def get(self, id: str) -> SandboxInfo:
-        return describe(self._row(id))
+        return describe(self.row(id))
 
     def list(self, request: m.ListSandboxes) -> tuple[SandboxInfo, ...]:
         """A page of those to which everything in the request applies."""
@@ -111,17 +97,17 @@ class Agent:
 
     async def stats(self, id: str) -> SandboxStats:
         """What it uses. Does not count as use."""
-        row = self._row(id)
+        row = self.row(id)
         if id not in self.sandboxes:
             self.live(id)  # says why it has nothing to measure
-        backend = self._backend(row.spec.backend)
+        backend = self.backend(row.spec.backend)
         if not backend.abilities.stats or not isinstance(backend, Metered):
             raise NotSupported(f"the {row.spec.backend} backend does not measure its sandboxes", field="backend")
         used = await backend.measure(id)
         return SandboxStats(id=SandboxId(id), since=row.created, at=time.time(), **used._asdict())
 
     async def renew(self, request: m.RenewSandbox) -> SandboxInfo:
-        row = self._row(request.sandbox)
+        row = self.row(request.sandbox)
         self.live(row.id)
         if request.idle_timeout is not None or request.lifetime is not None:
             changed = {k: v for k in ("idle_timeout", "lifetime") if (v := getattr(request, k)) is not None}
@@ -136,7 +122,7 @@ class Agent:
         if sandbox is not None:
             self.registry.touch(id, time.time())
             return sandbox
-        row = self._row(id)
+        row = self.row(id)
         if row.state in ("failing", "failed"):
             raise SandboxUnavailable(f"sandbox {id} failed: {row.reason}")
         if row.state in ("stopping", "stopped"):
@@ -173,8 +159,7 @@ class Agent:
 
     async def abandon(self, key: str) -> None:
         """Whoever asked for this sandbox does not want it any more. Returns when it is gone."""
-        if (claiming := self._claiming.get(key)) is not None:
-            await asyncio.wait([claiming])
+        await self.creation.claimed(key)
         row = self.registry.by_key(key)
         if row is not None and not self._closing:
             await self.stop(row.id, "its creation was cancelled")
@@ -183,124 +168,42 @@ class Agent:
         """Let go of every sandbox; they go on running."""
         self._closing = True
         for id in list(self.sandboxes):
-            self._forget(id, NodeUnavailable("the node agent is ending"))
+            self.forget(id, NodeUnavailable("the node agent is ending"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- making
-
-    async def _claim(self, spec: SandboxSpec, key: str, first: bool) -> tuple[str, asyncio.Task[SandboxInfo] | None]:
-        """The sandbox with this key, and its making if that is under way: it begins here if the sandbox is a new one.
-
-        Of the `first` claim of a key nothing can come but a new sandbox: its container is made while the claim is written.
-        What is made for a claim that fails, or that the end of the agent cuts short, has no row and is removed by its name.
-        """
-        began, now = time.perf_counter(), time.time()
-        id, backend = new_id(self.config.name), self._backend(spec.backend)
-        making = self.spawn(backend.create(Launch(id=id, spec=spec))) if first else None
-        try:
-            claim = await self.registry.claim(id, spec, create_key=key, created=now, expires=now + spec.lifetime)
-        except BarchanError:
-            if making is not None:
-                await asyncio.wait([making])
-                await backend.destroy(id)
-            raise
-        finally:
-            self._admitted.remove(spec.limits)
-            self._claiming.pop(key, None)
-        if claim.fresh:
-            making = making or self.spawn(backend.create(Launch(id=id, spec=spec)))
-            self._creating[id] = self.spawn(self._make(claim.row, spec, making, began))
-        return claim.row.id, self._creating.get(claim.row.id)
-
-    async def _make(
-        self, row: SandboxRow, spec: SandboxSpec, making: asyncio.Task[Running], began: float
-    ) -> SandboxInfo:
-        backend = self._backend(spec.backend)
-        try:
-            recorded = asyncio.ensure_future(self.recorder.create(row.id, spec, row.create_key))
-            try:
-                running = await making
-            finally:
-                await recorded
-            sandbox = LiveSandbox(row.id, spec, spec.secrets, backend, self.recorder, self.broken)
-            await sandbox.connect()
-            ready_ms = (time.perf_counter() - began) * 1000
-            self.sandboxes[row.id] = sandbox
-            backend.watch(row.id, lambda reason: self.broken(row.id, reason))  # last: `broken` knows it from here on
-            await self.registry.update(
-                row.id,
-                when=_CREATING,
-                durable=False,
-                state=advance("creating", "ready").state,
-                pid=running.pid,
-                pid_start=running.pid_start,
-                cgroup=running.place,
-                boot=processes.boot_id(),
-                ready_ms=ready_ms,
-                last_used=time.time(),
-            )
-        except Conflict:
-            return await self._stopped_while_creating(row.id)
-        except (BarchanError, OSError) as error:
-            raise await self._failed(row, error) from error
-        finally:
-            self._creating.pop(row.id, None)
-        return self.get(row.id)
-
-    async def _failed(self, row: SandboxRow, error: Exception) -> BarchanError:
-        """Remove what was made and say so in the registry. Returns the error for the caller."""
-        typed = _of_create(error)
-        step = advance(self._row(row.id).state, "failed")
-        if step.action != "remove":
-            return typed  # it is being stopped: that removes it
-        self._forget(row.id, typed)
-        await self._backend(row.spec.backend).destroy(row.id)
-        await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=str(typed))
-        await self.recorder.stop(row.id, str(typed))
-        self.recorder.forget(row.id)
-        return typed
-
-    async def _stopped_while_creating(self, id: str) -> SandboxInfo:
-        row = self._row(id)
-        if row.state in ("failing", "failed"):
-            raise CreateFailed(f"sandbox {id} could not be created: {row.reason}")
-        raise SandboxStopped(f"sandbox {id} was stopped while it was being created: {row.reason}")
-
-    def _as_created(self, id: str) -> SandboxInfo:
-        """The answer to a repeated create key."""
-        row = self._row(id)
-        if row.state == "failed":
-            raise CreateFailed(f"sandbox {id} could not be created: {row.reason}", hint="use a new key to try again")
-        if row.state in ("stopping", "stopped"):
-            raise SandboxStopped(f"sandbox {id} of this key is {row.state}: {row.reason}", hint="use a new key")
-        return describe(row)
-
     # --- ending
+
+    def serve(self, sandbox: LiveSandbox) -> None:
+        """It answers: operations reach it, and its end is noticed."""
+        self.sandboxes[sandbox.id] = sandbox
+        backend = self.backend(sandbox.spec.backend)
+        backend.watch(
+            sandbox.id, lambda reason: self.broken(sandbox.id, reason)
+        )  # last: `broken` knows it from here on
 
     def broken(self, id: str, reason: str) -> None:
         """Its first process died or its guest cannot be trusted: it ends as failed."""
         if id in self.sandboxes and id not in self._ending:
             logger.warning("sandbox %s failed: %s", id, reason)
-            self._ending[id] = self.spawn(self._end(self._row(id), "lost", reason))
+            self._ending[id] = self.spawn(self._end(self.row(id), "lost", reason))
 
     async def _end(self, row: SandboxRow, event: Event, reason: str) -> SandboxInfo:
         try:
-            step = advance(self._row(row.id).state, event)
+            step = advance(self.row(row.id).state, event)
             if step.action != "remove":
                 return self.get(row.id)
             await self.registry.update(row.id, durable=False, state=step.state, reason=reason)
-            if (creating := self._creating.get(row.id)) is not None:
-                await asyncio.wait([creating])
+            await self.creation.ended(row.id)
             kind = SandboxUnavailable if step.state == "failing" else SandboxStopped
             error = kind(f"sandbox {row.id}: {reason}")
-            sandbox = self._forget(row.id, error)
+            sandbox = self.forget(row.id, error)
             if sandbox is not None:
                 await sandbox.give_up_all(error)
             recorded = asyncio.ensure_future(self.recorder.stop(row.id, reason))
             try:
-                await self._backend(row.spec.backend).destroy(row.id)
+                await self.backend(row.spec.backend).destroy(row.id)
             finally:
                 await recorded
             await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
@@ -309,7 +212,7 @@ class Agent:
         finally:
             self._ending.pop(row.id, None)
 
-    def _forget(self, id: str, error: BarchanError) -> LiveSandbox | None:
+    def forget(self, id: str, error: BarchanError) -> LiveSandbox | None:
         sandbox = self.sandboxes.pop(id, None)
         if sandbox is not None:
             sandbox.close(error)
@@ -329,13 +232,13 @@ class Agent:
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BarchanError):
             logger.error("background work failed", exc_info=error)
 
-    def _row(self, id: str) -> SandboxRow:
+    def row(self, id: str) -> SandboxRow:
         row = self.registry.get(id)
         if row is None:
             raise SandboxNotFound(f"no sandbox {id}", field="sandbox")
         return row
 
-    def _backend(self, name: BackendName) -> Backend:
+    def backend(self, name: BackendName) -> Backend:
         backend = self.backends.get(name)
         if backend is None:
             raise NotSupported(
@@ -355,24 +258,17 @@ class Agent:
         memory, pids_free = self._host()
         space = next(iter(self.backends.values())).space()
         return Room(
-            sandboxes=promised.sandboxes + len(self._admitted),
+            sandboxes=promised.sandboxes + len(self.creation.admitted),
             most_sandboxes=self.config.max_sandboxes,
             memory=int(memory.total * self.config.memory_share * self.config.memory_overcommit),
-            memory_promised=promised.memory + sum(limits.memory for limits in self._admitted),
+            memory_promised=promised.memory + sum(limits.memory for limits in self.creation.admitted),
             memory_available=memory.available,
             disk=int(space.size * self.config.disk_overcommit),
-            disk_promised=promised.disk + sum(limits.disk for limits in self._admitted),
+            disk_promised=promised.disk + sum(limits.disk for limits in self.creation.admitted),
             disk_size=space.size,
             disk_free=space.free,
             pids_free=pids_free,
         )
-
-
-def _of_create(error: Exception) -> BarchanError:
-    """What a caller of `create` gets: a sandbox that died young is no sandbox of theirs yet."""
-    if isinstance(error, SandboxError):
-        return CreateFailed(error.message, phase=error.phase, hint=error.hint)
-    return error if isinstance(error, BarchanError) else CreateFailed(str(error))
 
 
 def _replace(spec: SandboxSpec, changes: dict[str, float]) -> SandboxSpec:

@@ -2,7 +2,7 @@
 
 Calls are made on the event loop; one thread stages them as records in the order of the calls, writes a whole group with
 one system call and, if anybody in the group waits for it, syncs once. Nothing is acknowledged before its record is
-written (begin of a command, output, input, events) or durable (end of a command, create, stop): what is written outlives
+written (create, begin of a command, output, input, events) or durable (end of a command, stop): what is written outlives
 the agent, and what only a power cut could take away concerns a sandbox that the power cut ends too.
 
 Memory: about 0.5 KB per command of a live sandbox, at most MAX_EXECS of them; pending bytes are bounded by the callers, who
@@ -113,7 +113,7 @@ class Recorder(Recorded):
                 raise Conflict(f"sandbox {sandbox} is recorded already")
             return self._journal.put(sandbox, Kind.CREATE, key, body, None)
 
-        return cast(int, await self._journal.submit(Job(run, durable=True)))
+        return cast(int, await self._journal.submit(Job(run, durable=False, ordered=sandbox)))
 
     async def begin_exec(self, sandbox: str, exec_id: str, request: Exec, *, send: Send | None = None) -> Begun:
         """Record the intent to run a command. `send(seq)` is called for a fresh one, per sandbox in rising order of seq.

@@ -34,11 +34,16 @@ async def _recover_one(agent: Agent, row: SandboxRow) -> None:
     else:
         reason = row.reason or "the node agent ended while it was being created"
     logger.warning("sandbox %s: %s", row.id, reason)
-    await agent.backends[row.spec.backend].destroy(_name(row))
+    backend = agent.backends[row.spec.backend]
+    await agent.registry.update(row.id, state=step.state, reason=reason)
     error = SandboxUnavailable(f"sandbox {row.id}: {reason}")
-    await LiveSandbox(row.id, row.spec, {}, agent.backends[row.spec.backend], agent.recorder, agent.broken).give_up_all(
-        error
-    )
+    await LiveSandbox(row.id, row.spec, {}, backend, agent.recorder, agent.broken).give_up_all(error)
+    try:
+        await backend.destroy(_name(row))
+    except (BarchanError, OSError) as failure:
+        # The others must not wait for it: `lease.watch` tries again.
+        logger.error("cannot remove %s: %s", row.id, failure)
+        return
     await agent.recorder.stop(row.id, reason)
     await agent.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
     agent.recorder.forget(row.id)

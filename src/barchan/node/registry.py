@@ -22,10 +22,12 @@ from barchan.node.rows import (
     DROP,
     DROP_SECRETS,
     ENDED,
+    NOT_MADE,
     PUT,
     PUT_SECRET,
     SECRETS,
     Fields,
+    Made,
     Promised,
     SandboxRow,
     Table,
@@ -96,21 +98,32 @@ class Registry:
 
     # --- changes
 
-    async def claim(self, id: str, spec: SandboxSpec, *, create_key: str = "", created: float, expires: float) -> Claim:
-        """Insert a sandbox in state `creating`, or answer with the one that has the key already.
+    async def claim(
+        self,
+        id: str,
+        spec: SandboxSpec,
+        *,
+        create_key: str = "",
+        created: float,
+        expires: float,
+        state: SandboxState = "creating",
+        made: Made | None = None,
+    ) -> Claim:
+        """Insert a sandbox, with what is known of one that runs already, or answer with the one that has the key already.
 
         Raises `Conflict` when key or id stand for another request.
         """
         redacted = self._redactor.spec(spec)
         row = SandboxRow(
             id=id,
-            state="creating",
+            state=state,
             spec=redacted,
             create_key=create_key,
             digest=self._redactor.digest(redacted),
             created=created,
             last_used=created,
             expires=expires,
+            **(made or NOT_MADE),
         )
 
         def run() -> Claim:
@@ -125,7 +138,9 @@ class Registry:
     async def update(
         self, id: str, *, when: tuple[SandboxState, ...] = (), durable: bool = True, **fields: Unpack[Fields]
     ) -> SandboxRow:
-        """Change a row. Not `durable`: a power cut may undo it, the end of the agent does not. `Conflict` if its state is none of `when` (empty: any), `SandboxNotFound` if there is none.
+        """Change a row. `Conflict` if its state is none of `when` (empty: any), `SandboxNotFound` if there is none.
+
+        Not `durable`: a power cut may undo it, the end of the agent does not.
 
         A new `spec` keeps the secrets that there were. A row that has ended stays ended, and has no secrets any more.
         """

@@ -44,6 +44,19 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whatever the node needs to recover or remove it."""
 
 
+class Made(TypedDict):
+    """What is known of a sandbox that runs."""
+
+    pid: int
+    pid_start: int
+    cgroup: str
+    boot: str
+    ready_ms: float
+
+
+NOT_MADE = Made(pid=0, pid_start=0, cgroup="", boot="", ready_ms=0.0)
+
+
 class Fields(TypedDict, total=False):
     """What `update` may change."""
 

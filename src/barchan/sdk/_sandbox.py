@@ -16,7 +16,8 @@ from barchan.sdk._shell import Shell
 from barchan.sdk._terminal import OUTPUT_LIMIT as TERMINAL_LIMIT
 from barchan.sdk._terminal import TERM, TerminalProcess
 from barchan.sdk._values import Command, Text, to_argv, to_bytes, to_env, value_of
-from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, SandboxStats, Terminal
+from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, Terminal
+from barchan.usage import SandboxStats
 from barchan.wire.ids import new_exec_id
 from barchan.wire.messages import (
     GetSandbox,

@@ -23,9 +23,9 @@ from barchan.spec import (
     SandboxInfo,
     SandboxSpec,
     SandboxState,
-    SandboxStats,
     Terminal,
 )
+from barchan.usage import SandboxStats
 from barchan.wire.frames import Payload
 
 T = TypeVar("T")

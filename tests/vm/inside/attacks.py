@@ -19,7 +19,7 @@ from tests.host.spawn_site import NATIVE
 from tests.vm.inside.site import DATA, make_environment
 
 PROGRAM = NATIVE / "build" / "attack_kernel"
-KINDS = {"plain": {}, "setuid": {"setuid": True}, "ptrace": {"ptrace": True}}
+KINDS = ("plain", "setuid", "ptrace")
 
 
 def control(place: Path) -> dict[str, int]:
@@ -43,7 +43,7 @@ def xfs() -> Iterator[Path]:
 
 
 async def sandboxed(client: Client, kind: str) -> dict[str, dict[str, int]]:
-    async with await client.create("tiny", **KINDS[kind]) as box:
+    async with await client.create("tiny", setuid=kind == "setuid", ptrace=kind == "ptrace") as box:
         found = {}
         for user in ("root", "user"):
             done = await box.run(["/bin/attack_kernel", "-a"], user=user, timeout=60, check=True)
@@ -52,21 +52,24 @@ async def sandboxed(client: Client, kind: str) -> dict[str, dict[str, int]]:
         return found
 
 
-async def attacks() -> dict[str, dict[str, int]]:
-    make_environment()
+async def in_sandboxes() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     async with Client(data=DATA) as client:
         for kind in KINDS:
             found |= await sandboxed(client, kind)
-    place = Path("/var/tmp/control")
-    place.mkdir(exist_ok=True)
-    for kind, at in (("tracefs", "/sys/kernel/tracing"), ("securityfs", "/sys/kernel/security")):
-        subprocess.run(["mount", "-t", kind, "none", at], check=True)
-    found["control"] = control(place)
-    with xfs() as mounted:
-        found["xfs"] = control(mounted)
     return found
 
 
+def controls() -> dict[str, dict[str, int]]:
+    subprocess.run(["/vm/load"], check=True)
+    for kind, at in (("tracefs", "/sys/kernel/tracing"), ("securityfs", "/sys/kernel/security")):
+        subprocess.run(["mount", "-t", kind, "none", at], check=True)
+    place = Path("/var/tmp/control")
+    place.mkdir(exist_ok=True)
+    with xfs() as mounted:
+        return {"control": control(place), "xfs": control(mounted)}
+
+
 if __name__ == "__main__":
-    json.dump(asyncio.run(attacks()), sys.stdout)
+    make_environment()
+    json.dump(asyncio.run(in_sandboxes()) | controls(), sys.stdout)
