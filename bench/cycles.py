@@ -20,6 +20,7 @@ from pathlib import Path
 from barchan import Client, EnvironmentRef, SandboxSpec
 from barchan.cli.datadir import occupied, prepare
 from barchan.config import Layout
+from barchan.kernel.processes import boot_id
 from barchan.node.registry import HISTORY, Registry
 from barchan.spec import PoolInfo
 from bench import leaks
@@ -178,7 +179,16 @@ async def fill_history(data: Path, rows: int) -> None:
     async def one(registry: Registry, i: int) -> None:
         id = f"bench-{i:020d}"
         await registry.claim(id, spec, create_key=f"filled-{i:032d}", created=now, expires=now + 1)
-        await registry.update(id, state="stopped", reason="stopped")
+        await registry.update(
+            id,
+            state="stopped",
+            reason="stopped",
+            pid=1,
+            pid_start=1,
+            boot=boot_id(),
+            cgroup=f"pool-{i:016x}",
+            ready_ms=1.5,
+        )
 
     prepare(Layout(data))
     async with await Registry.open(Layout(data)) as registry:
