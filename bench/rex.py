@@ -46,8 +46,15 @@ def environment() -> Path:
     """The directory of a virtual environment with the package, made once."""
     place = CACHE / f"swe-rex-{VERSION}"
     if not (place / "bin/swerex-remote").exists():
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        install = [place / "bin/pip", "install", "-q", "--disable-pip-version-check", f"swe-rex=={VERSION}", "aiohttp"]
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        install = [
+            str(place / "bin/pip"),
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            f"swe-rex=={VERSION}",
+            "aiohttp",
+        ]
         subprocess.run(install, check=True, stdout=sys.stderr)
     return place
 
@@ -57,8 +64,8 @@ def peer(work: Path) -> Iterator[Peer]:
     programs = environment() / "bin"
     token, port = secrets.token_hex(8), _free_port()
     log = (work / "swerex.log").open("w")
-    server = [programs / "swerex-remote", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
-    client = [programs / "python", __file__, str(port), token]
+    server = [str(programs / "swerex-remote"), "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
+    client = [str(programs / "python"), __file__, str(port), token]
     with log, subprocess.Popen(server, stdout=log, stderr=log) as serving:
         try:
             with subprocess.Popen(client, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

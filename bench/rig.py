@@ -15,7 +15,7 @@ from pathlib import Path
 
 from barchan import Client, Limits, Sandbox
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 DISK = Path(os.environ.get("BARCHAN_BENCH_DISK", "/var/tmp"))
 SMALL = Limits(memory=64 * MIB, pids=64, disk=16 * MIB)
 

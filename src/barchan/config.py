@@ -93,6 +93,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Containers made ahead of requests, at most; 0 makes none."""
     pool_share: float = 0.01
     """Part of the host's available memory that they may take."""
+    memory_group: bool = True
+    """False leaves the memory of sandboxes unlimited and uncounted: to measure what the control group costs."""
     memory_share: float = 0.9
     """Part of the host's memory that may be promised to sandboxes, times `memory_overcommit`."""
     memory_overcommit: float = 4.0

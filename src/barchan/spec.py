@@ -237,6 +237,10 @@ class PoolInfo(_Value, frozen=True, kw_only=True):
     """Mean time that making one ahead took."""
     discarded: int = 0
     """Made ahead and removed unused."""
+    spawn_ms: float = 0.0
+    """Mean time of the spawner for one container, whether made ahead or not,"""
+    attach_ms: float = 0.0
+    """and what of it went into joining the control groups."""
     removing: int = 0
     """Ended ones of which cgroups and files are still being removed."""
 

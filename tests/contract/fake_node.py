@@ -47,7 +47,8 @@ from barchan.wire import messages as m
 from barchan.wire.frames import CHUNK, STDERR, STDIN, STDOUT, Frame, FrameType, decode_data, decode_u64
 from barchan.wire.guest import Cursor, Entry, blobs, encode_entry, read_entry
 from barchan.wire.ids import new_id
-from barchan.wire.link import Incoming, LinkProtocol
+from barchan.wire.link import Incoming
+from barchan.wire.transports import LinkProtocol
 
 WINDOW = 256 << 10
 PATTERN = bytes(range(256)) * (CHUNK // 256)

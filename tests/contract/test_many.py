@@ -213,8 +213,9 @@ from barchan.sdk import Client
 
 async def main():
     async with Client(data=sys.argv[1]) as client, client.create_many(40, "debian-12") as batch:
-        for _ in range(3):
-            print((await anext(batch)).id, flush=True)
+        mine = [(await anext(batch)).id for _ in range(3)]
+        await client.nodes()  # what was said before has arrived
+        print(*mine, sep="\\n", flush=True)
         await asyncio.sleep(600)
 
 asyncio.run(main())

@@ -107,7 +107,7 @@ def test_streams_and_exit_codes(shell: Shell) -> None:
 
 def test_the_state_stays(shell: Shell) -> None:
     shell.says("cd /usr; x='a  b'; export Y=2; f() { echo \"f:$1\"; }; set -- p q; false || true")
-    assert shell.says("echo \"$PWD $x $(printenv Y) $*\"; f 1") == "/usr a  b 2 p q\nf:1\n"
+    assert shell.says('echo "$PWD $x $(printenv Y) $*"; f 1') == "/usr a  b 2 p q\nf:1\n"
     assert shell.run("(exit 5)")[0] == 5
     assert shell.says("echo $?") == "5\n"
 
@@ -319,7 +319,9 @@ def test_cancelling_a_command(guest: Guest, shell: Shell) -> None:
 
 def test_what_ignores_the_interrupt_is_killed_after_the_grace(shell: Shell) -> None:
     begun = time.monotonic()
-    done, out, _ = shell.end(shell.begin("sh -c 'trap \"\" INT; sleep 100; sleep 100'; echo no", timeout_ms=50, grace_ms=300))
+    done, out, _ = shell.end(
+        shell.begin("sh -c 'trap \"\" INT; sleep 100; sleep 100'; echo no", timeout_ms=50, grace_ms=300)
+    )
     assert (done.outcome, out) == (TIMED_OUT, b"")
     assert time.monotonic() - begun > 0.3
     assert shell.says("echo alive") == "alive\n"
@@ -331,7 +333,9 @@ def test_no_grace_kills_at_once(shell: Shell) -> None:
     assert shell.says("echo alive") == "alive\n"
 
 
-@pytest.mark.parametrize("command", ["exec 7</dev/zero; read x <&7", "kill -STOP $$", "trap '' 64; while :; do :; done"])
+@pytest.mark.parametrize(
+    "command", ["exec 7</dev/zero; read x <&7", "kill -STOP $$", "trap '' 64; while :; do :; done"]
+)
 def test_a_shell_that_does_not_come_back_is_ended(guest: Guest, shell: Shell, command: str) -> None:
     done, _, _ = shell.end(shell.begin(command, timeout_ms=50, grace_ms=50))
     assert done.outcome == TIMED_OUT

@@ -68,7 +68,9 @@ def test_input_is_echoed_and_cooked(guest: Guest, link: Link) -> None:
 
 
 def test_an_interrupt_character_reaches_the_foreground(guest: Guest, link: Link) -> None:
-    op, result = on_terminal(guest, link, "trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 60 & wait; done")
+    op, result = on_terminal(
+        guest, link, "trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 60 & wait; done"
+    )
     shown(link, result, b"ready")
     type_in(link, op, 0, b"\x03")
     assert link.wait(op).code == 7
@@ -141,7 +143,9 @@ def test_a_program_that_closes_its_terminal_may_open_it_again(guest: Guest, link
 
 def test_time_out_ends_a_program_on_a_terminal(guest: Guest, link: Link) -> None:
     op = guest.next_op()
-    link.start(op, OpKind.EXEC, exec_parts("sh", "-c", "trap '' TERM HUP; sleep 60", flags=TTY, timeout_ms=50, grace_ms=50))
+    link.start(
+        op, OpKind.EXEC, exec_parts("sh", "-c", "trap '' TERM HUP; sleep 60", flags=TTY, timeout_ms=50, grace_ms=50)
+    )
     assert link.wait(op).outcome == GuestOutcome.TIMED_OUT
 
 

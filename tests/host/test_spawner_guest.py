@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from barchan.backends.spawner import SpawnFlag
-from barchan.wire.guest import GuestOutcome
+from barchan.wire.frames import FrameType, encode
+from barchan.wire.guest import Done, ExecFlag, GuestOutcome, OpKind, run_parts
 from tests.host import spawn_site
+from tests.host.guest_client import exec_parts
 from tests.host.spawn_site import Inside, Site, inside
 
 SYS_RESOURCE = 1 << 24
@@ -111,3 +113,70 @@ async def test_the_guest_outlives_programs_that_use_up_the_memory(site: Site, fl
             os.close(tasks)
     finally:
         spawn_site.remove_group(group)
+
+
+# ---- terminals and shell sessions ----
+
+
+def on_terminal(within: Inside, script: str, user: bytes = b"") -> Done:
+    parts = exec_parts("/bin/sh", "-c", script, flags=ExecFlag.TTY, rows=30, columns=100)
+    return within.call(OpKind.EXEC, parts, user=user)
+
+
+@pytest.mark.parametrize("flags", [SpawnFlag(0), SpawnFlag.SETUID], ids=["plain", "setuid"])
+async def test_a_terminal_belongs_to_its_user(site: Site, flags: SpawnFlag) -> None:
+    script = "busybox tty; busybox stat -c '%u %g %a' $(busybox tty); busybox stty size; echo x > /dev/tty"
+
+    def attempt(within: Inside) -> None:
+        for user, owner in ((b"", b"0 0 620"), (b"1000:1001", b"1000 1001 620")):
+            done = on_terminal(within, script, user)
+            assert (done.outcome, done.code) == (GuestOutcome.EXITED, 0), within.out
+            assert within.out.split(b"\r\n") == [b"/dev/pts/0", owner, b"30 100", b"x", b""]
+
+    await inside(site, attempt, flags)
+
+
+async def test_what_root_does_to_devpts_harms_terminals_only(site: Site) -> None:
+    def attempt(within: Inside) -> None:
+        within.sh("chmod 0 /dev/pts/ptmx")
+        assert on_terminal(within, "true").code == 0
+        done = on_terminal(within, "true", b"1000")
+        assert (done.outcome, done.code, done.detail) == (GuestOutcome.FAILED, 13, b"tty")
+        within.sh("chmod 666 /dev/pts/ptmx")
+        within.last += 1
+        first = within.last
+        for op in range(first, first + 40):
+            parts = exec_parts("/bin/sh", "-c", "echo up; exec busybox sleep 100", flags=ExecFlag.TTY)
+            within.link.start(op, OpKind.EXEC, parts)
+        within.last = first + 39
+        results = [within.link.results[op] for op in range(first, first + 40)]
+        within.link.until(lambda: all(result.done or result.stdout for result in results))
+        failures = [result.done for result in results if result.done]
+        assert len(failures) == 40 - 32 and {(done.code, done.detail) for done in failures} == {(28, b"tty")}
+        for op in range(first, first + 40):
+            within.link.send(encode(FrameType.CANCEL, op))
+            within.link.wait(op)
+            within.link.forget(op)
+        assert on_terminal(within, "true", b"1000").code == 0
+
+    await inside(site, attempt)
+
+
+async def test_a_shell_session_of_an_ordinary_user(site: Site) -> None:
+    def attempt(within: Inside) -> None:
+        shell = within.last = within.last + 1
+        within.link.start(shell, OpKind.EXEC, exec_parts(flags=ExecFlag.SHELL), user=b"1000:1001")
+
+        def run(command: bytes, timeout_ms: int = 0) -> Done:
+            parts = run_parts(shell=shell, timeout_ms=timeout_ms, grace_ms=5000, output_limit=1 << 20, command=command)
+            return within.call(OpKind.RUN, parts)
+
+        assert run(b"x=kept; busybox id -u; cd /proc").code == 0
+        assert within.out == b"1000\n"
+        done = run(b"busybox sleep 100; echo no", timeout_ms=100)
+        assert (done.outcome, within.out) == (GuestOutcome.TIMED_OUT, b"") and done.wall_ns < 4_000_000_000
+        assert run(b"echo $x $PWD; ls /proc/self/fd").code == 0
+        assert within.out.split() == [b"kept", b"/proc", b"0", b"1", b"2", b"3"]
+        assert run(b"exit 7").code == 7
+
+    await inside(site, attempt)

@@ -18,8 +18,9 @@ from barchan.errors import (
     SandboxStopped,
 )
 from barchan.wire.frames import Frame, FrameType, decode_data, encode
-from barchan.wire.link import Answered, Incoming, Link, Outbox
+from barchan.wire.link import Answered, Incoming, Link
 from barchan.wire.messages import pack, unpack, unpack_call
+from barchan.wire.transports import Outbox
 
 Handler = Callable[[Incoming], Awaitable[bytes]]
 

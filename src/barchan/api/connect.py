@@ -17,8 +17,9 @@ from barchan.control.dispatch import Dispatch
 from barchan.control.many import Batches
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError
 from barchan.wire.frames import Frame, FrameType
-from barchan.wire.link import MAX_MESSAGE, Answered, Incoming, Link, Outbox
+from barchan.wire.link import Answered, Incoming, Link
 from barchan.wire.messages import CancelMany, CreateMany, CreateSandbox, OfSandbox, unpack_call
+from barchan.wire.transports import MAX_MESSAGE, Outbox
 
 logger = logging.getLogger(__name__)
 HEARTBEAT = 30.0

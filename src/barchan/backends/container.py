@@ -87,7 +87,8 @@ class ContainerBackend:
         layout: Layout = config.layout
         ranges = IdRanges(config.id_ranges, instance, (HIGHEST_ID - config.uid_first) // config.uid_count)
         ranges.prepare()
-        tree = GroupTree(report.cgroups, f"barchan-{instance}")
+        without = frozenset(() if config.memory_group else ("memory",))
+        tree = GroupTree(report.cgroups, f"barchan-{instance}", without)
         tree.prepare()
         scratch = Scratch.open(layout, scratch_size, report.quota)
         store = LayerStore(layout.layers)
@@ -127,7 +128,13 @@ class ContainerBackend:
         return Order(spec, layers, msgspec.msgpack.encode((alike, [layer.digest for layer in layers])))
 
     def pool(self) -> PoolInfo:
-        return msgspec.structs.replace(self._pool.info(), removing=len(self._maker.removals.pending))
+        times = self._maker.times
+        return msgspec.structs.replace(
+            self._pool.info(),
+            removing=len(self._maker.removals.pending),
+            spawn_ms=times.total_ms,
+            attach_ms=times.attach_ms,
+        )
 
     def _pool_room(self) -> int:
         """Places for what is made ahead: few beside the id ranges and the memory of this host."""

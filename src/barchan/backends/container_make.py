@@ -16,7 +16,7 @@ from typing import TypeVar
 from barchan.backends.container_data import DataMounts
 from barchan.backends.container_steps import Draft, Endpoint, Groups, HostIds, Layers, Order, Sizes, Writable
 from barchan.backends.removals import Removals
-from barchan.backends.spawner import ParkRequest, Spawner, SpawnFlag, SpawnRequest, install_guest
+from barchan.backends.spawner import TIMES, ParkRequest, Spawned, Spawner, SpawnFlag, SpawnRequest, install_guest
 from barchan.backends.steps import Steps
 from barchan.config import NodeConfig
 from barchan.errors import CreateFailed, SandboxUnavailable
@@ -29,12 +29,36 @@ from barchan.spec import MIB, Limits, SandboxSpec
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+ATTACH = TIMES.index("cgroups")
 SHM_SHARE = 4
 """/dev/shm may hold this part of the memory limit; its pages count against it."""
 OOM_SCORE = 300
 """Sandboxes go before the host's own processes."""
 _PARKED_LOST = ("parked", "spawner", "child-died")
 """Phases in which a parked child fails by itself: another is made."""
+
+
+class Times:
+    """What the spawner said about its work, summed up."""
+
+    def __init__(self) -> None:
+        self._containers = 0
+        self._total = self._attach = 0
+
+    def add(self, child: Spawned, *, whole: bool = True) -> None:
+        """Not `whole`: it was only parked; the rest of its time comes with its order."""
+        self._containers += whole
+        self._total += max(child.times_us)
+        self._attach += child.times_us[ATTACH]
+
+    @property
+    def total_ms(self) -> float:
+        """Mean over the containers made."""
+        return round(self._total / 1000 / max(self._containers, 1), 3)
+
+    @property
+    def attach_ms(self) -> float:
+        return round(self._attach / 1000 / max(self._containers, 1), 3)
 
 
 class ContainerMaker:
@@ -65,6 +89,7 @@ class ContainerMaker:
         self._spawner_context = contextlib.AsyncExitStack()
         self._spawner_lock = asyncio.Lock()
         self._guest = install_guest(native / "guest", config.layout.run)
+        self.times = Times()
         self.ahead: set[str] = set()
         """Places that no sandbox has yet."""
 
@@ -95,6 +120,7 @@ class ContainerMaker:
         self._threads.submit(draft.release)
         if draft.child is not None:
             os.close(draft.pidfd)
+        self.times.add(child)
         draft.child, draft.born = child, processes.start_time(child.pid)
         return draft
 
@@ -118,6 +144,7 @@ class ContainerMaker:
                 groups=draft.group.tasks_fds,
             )
             draft.child = await (await self._live_spawner()).park(request)
+            self.times.add(draft.child, whole=False)
         except BaseException:
             await asyncio.shield(self.discard(draft))
             raise

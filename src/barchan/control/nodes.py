@@ -23,8 +23,9 @@ import msgspec
 from barchan.errors import BarchanError, InvalidRequest, NodeUnavailable, SandboxNotFound, Unauthenticated
 from barchan.names import check_name
 from barchan.spec import NodeInfo, NodeName, SandboxSpec, node_of
-from barchan.wire.link import Call, FrameSink, Incoming, LinkProtocol, ignore_frame
+from barchan.wire.link import Call, FrameSink, Incoming, ignore_frame
 from barchan.wire.messages import Hello, pack, unpack_call
+from barchan.wire.transports import LinkProtocol
 
 logger = logging.getLogger(__name__)
 KEYS_KEPT = 100_000

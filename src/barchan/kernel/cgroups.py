@@ -84,16 +84,17 @@ class GroupTree:
 
     The owner given to `make` gets the cgroup2 group of that sandbox, so that the guest's first process can sort its
     commands into sub-groups; limits stay root's. Nobody else can look into a group or start at it from a path: all
-    are 0700. Every method may be called again after it was interrupted.
+    are 0700. Every method may be called again after it was interrupted. Controllers in `without` are not used.
     """
 
-    def __init__(self, layout: CgroupLayout, name: str) -> None:
+    def __init__(self, layout: CgroupLayout, name: str, without: frozenset[str] = frozenset()) -> None:
         if layout.unified is None or layout.missing():
             raise FeatureMissing("cgroups: " + layout.describe(), hint="see `barchan doctor`", phase="cgroup")
         self._layout = layout
         self.unified = layout.unified / name
-        self.v1 = {controller: path / name for controller, path in layout.v1.items()}
-        self._on_v2 = tuple(c for c in CONTROLLERS if c not in layout.v1)
+        self._controllers = tuple(c for c in CONTROLLERS if c not in without)
+        self.v1 = {controller: path / name for controller, path in layout.v1.items() if controller not in without}
+        self._on_v2 = tuple(c for c in self._controllers if c not in layout.v1)
 
     def prepare(self) -> None:
         """Make the parents and hand the controllers down to them. All groups are closed to others, also old ones."""
@@ -122,7 +123,7 @@ class GroupTree:
 
     def limit(self, sandbox: str, limits: Limits) -> None:
         """Set or change its limits."""
-        for controller in CONTROLLERS:
+        for controller in self._controllers:
             v1 = self.v1.get(controller)
             groups.set_limit(controller, f"{v1 or self.unified}/{sandbox}", limits, v1=v1 is not None)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 from barchan.errors import BarchanError, InternalError, ProtocolError
 from barchan.node.channel import GuestChannel
+from barchan.node.ends import Caller, Input, Output, Reader
 from barchan.node.recorder import Recorder
 from barchan.spec import ExecResult, Terminal
 from barchan.trajectory.index import ExecState
@@ -37,83 +37,14 @@ from barchan.wire.frames import (
     encode_data,
     encode_eof,
 )
-from barchan.wire.streams import WINDOW
 
 OUTPUTS = (STDOUT, STDERR)
-
-
-class Caller(Protocol):
-    """The call side of an exec, as `wire.link.Incoming` is."""
-
-    def send_data(self, stream: int, offset: int, data: Payload) -> None: ...
-    def send_eof(self, stream: int, total: int, dropped: int = 0) -> None: ...
-    def credit(self, stream: int, limit: int) -> None: ...
-
-
-class Reader:
-    """One caller's place in one output stream."""
-
-    def __init__(self, caller: Caller, stream: int, offset: int) -> None:
-        self.caller = caller
-        self.stream = stream
-        self.offset = offset
-        self.limit = offset
-        self.catching_up: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
-
-    def offer(self, offset: int, data: Payload) -> bool:
-        """Send `data` if it is exactly what comes next and fits the credit."""
-        if self.catching_up is not None or offset != self.offset or self.limit < offset + len(data):
-            return False
-        self.caller.send_data(self.stream, offset, data)
-        self.offset += len(data)
-        return True
-
-    def end(self, total: int, dropped: int) -> None:
-        if not self.ended.is_set():
-            self.ended.set()
-            self.caller.send_eof(self.stream, total, dropped)
-
-
 ACK_BYTES = 128 << 10
 """Recorded output of which the guest hears at once, because it may wait for room; of less in good time."""
 
 
 END_SECONDS = 0.005
 """How long the end of an output waits for the end of the command."""
-
-
-class Output:
-    """One output stream of the command."""
-
-    def __init__(self, stream: int, recorded: int = 0) -> None:
-        self.stream = stream
-        self.received = recorded
-        """Bytes that came from the guest."""
-        self.recorded = recorded
-        self.acknowledged = recorded
-        self.granted = 0
-        self.readers: list[Reader] = []
-        self.eof: tuple[int, int] | None = None
-
-    def wanted(self) -> int:
-        """How far the guest may send: what a caller takes, or a window beyond what is recorded."""
-        if self.readers:
-            return max(reader.limit for reader in self.readers)
-        return self.recorded + WINDOW
-
-
-class Input:
-    """The command's input: recorded first, then handed to the guest."""
-
-    def __init__(self) -> None:
-        self.limit = guest.INPUT_WINDOW
-        """Up to which the guest takes bytes."""
-        self.recorded = 0
-        """Where a caller that comes back goes on."""
-        self.sent = 0
-        self.end: int | None = None
-        self.resending: asyncio.Task[None] | None = None
 
 
 class Execution:

@@ -18,7 +18,8 @@ from barchan.errors import (
 )
 from barchan.node import outcome
 from barchan.node.channel import GuestChannel
-from barchan.node.execution import Caller, Execution, Reader
+from barchan.node.ends import Caller, Reader
+from barchan.node.execution import Execution
 from barchan.node.info import beginning
 from barchan.node.operation import Collector, Operation
 from barchan.node.recorder import Recorder

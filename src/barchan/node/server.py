@@ -14,13 +14,15 @@ from typing import Any
 
 from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, from_body
 from barchan.node.agent import Agent
-from barchan.node.execution import Execution, Reader
+from barchan.node.ends import Reader
+from barchan.node.execution import Execution
 from barchan.node.operation import Operation
 from barchan.spec import ExecId, ExecResult, ProcessInfo, check_terminal
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
-from barchan.wire.link import Incoming, LinkProtocol
+from barchan.wire.link import Incoming
+from barchan.wire.transports import LinkProtocol
 
 logger = logging.getLogger(__name__)
 REDIAL_SECONDS = 0.2

@@ -21,9 +21,10 @@ from barchan.sdk._address import Address
 from barchan.sdk._failures import refused, unreachable
 from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
-from barchan.wire.link import MAX_MESSAGE, Call, Link, Outbox
+from barchan.wire.link import Call, Link
 from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
+from barchan.wire.transports import MAX_MESSAGE, Outbox
 
 T = TypeVar("T")
 TRANSIENT = (ApiUnavailable, NodeUnavailable)

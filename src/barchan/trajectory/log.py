@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from barchan.errors import InternalError, LogCorrupt, NodeStorageFull
+from barchan.trajectory.members import Members
 from barchan.trajectory.record import (
     ENTRY,
     HEAD_SIZE,
@@ -43,7 +44,7 @@ class Segment(msgspec.Struct):
     number: int
     salt: int
     size: int
-    sandboxes: set[str] = msgspec.field(default_factory=set)
+    sandboxes: Members = msgspec.field(default_factory=Members)
 
 
 class Log:
@@ -140,7 +141,8 @@ class Log:
             raise _named(error, "writing the log") from error
         else:
             self._current.size = start + len(self._buffer)
-            self._current.sandboxes |= self._staged
+            for name in self._staged:
+                self._current.sandboxes.add(name)
         finally:
             self.drop()
 
@@ -200,7 +202,7 @@ class Log:
         for segment in self.segments()[:-1]:
             if excess <= 0:
                 break
-            if segment.sandboxes.isdisjoint(live):
+            if not any(name in segment.sandboxes for name in live):
                 self.path(segment.number).unlink(missing_ok=True)
                 del self._segments[segment.number]
                 removed.append(segment.number)
@@ -211,6 +213,7 @@ class Log:
 
     def _rotate(self) -> None:
         self.sync()
+        self._current.sandboxes.seal()
         old = self._fd
         self._start(self._current.number + 1)
         os.close(old)
@@ -270,6 +273,8 @@ class Log:
                 if visit:
                     visit(Position(number, offset), record)
             segment.size = reader.at
+        if not last:
+            segment.sandboxes.seal()
         self._segments[number] = segment
 
     # --- reading
