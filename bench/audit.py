@@ -6,6 +6,7 @@ Every function returns what is wrong, one line each; nothing is fine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from barchan import BarchanError, Client, ExecNotFound, FileMissing, Sandbox, SandboxInfo
+from barchan.errors import SandboxError
 from barchan.spec import PoolInfo, SandboxId
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import ExecEnded, Kind, Output, Position, Record
@@ -136,6 +138,7 @@ async def survivors(data: Path, told: Told, tag: str) -> list[str]:
         used = [_checked(box, sandbox) for box, sandbox in found if not box.stopping]
         wrong += [line for lines in await asyncio.gather(*used) for line in lines]
         idle = {sandbox.id for box, sandbox in found if box.stopping or _left_alone(sandbox)}
+        await asyncio.gather(*(_expire(sandbox) for box, sandbox in found if box.stopping))
         await asyncio.gather(*(sandbox.stop() for _, sandbox in found if sandbox.id not in idle))
         wrong += await _reaped(client, idle) + [f"{i.id} is not gone" for i in await client.list({"kill": tag})]
         pool = await at_rest(client, data)
@@ -187,6 +190,12 @@ def _presence(told: Told, listed: list[SandboxInfo]) -> list[str]:
 def _left_alone(sandbox: Sandbox) -> bool:
     """Some are left to their idle time-out, as those of a client that died for good."""
     return sandbox.id[-1] in "048c"
+
+
+async def _expire(sandbox: Sandbox) -> None:
+    """Its client had asked for its end; whether that ever arrived is not known. It may be gone meanwhile."""
+    with contextlib.suppress(SandboxError):
+        await sandbox.renew(idle_timeout=IDLE)
 
 
 async def _checked(box: Box, sandbox: Sandbox) -> list[str]:

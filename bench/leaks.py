@@ -91,7 +91,19 @@ def mounts(data: Path) -> Iterator[str]:
         except OSError:
             continue
         seen.add(namespace)
-        yield from (f"mount in {namespace} (pid {table.parent.name}): {line}" for line in lines if f"{data}/" in line)
+        yield from (
+            f"mount in {namespace} (pid {table.parent.name}, {command(table.parent)}): {line}"
+            for line in lines
+            if f"{data}/" in line
+        )
+
+
+def command(process: Path) -> str:
+    """What somebody else's mount namespace belongs to: it was cloned while the server ran, and holds its mounts, too."""
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+    except OSError:
+        return "gone"
 
 
 def loops(data: Path) -> Iterator[str]:

@@ -21,7 +21,8 @@ from barchan.errors import NodeUnavailable
 from barchan.spec import EnvironmentRef, Exec, Limits, NodeInfo, SandboxInfo, SandboxSpec
 from barchan.wire import messages as m
 from barchan.wire.frames import STDERR, STDOUT, Frame
-from barchan.wire.link import Incoming, LinkProtocol
+from barchan.wire.link import Incoming
+from barchan.wire.transports import LinkProtocol
 from bench.rig import DISK, GIB, SMALL, barchan, make_tiny
 
 CREDIT = 1 << 20

@@ -1,6 +1,7 @@
 /* The guest's side of a shell session. Between two commands the shell's output is kept in `idle`; a command borrows the
  * pipes from there. */
 #include "shell.h"
+#include "started.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -17,8 +18,6 @@
 #define KILL_AGAIN_NS 3000000u
 #define COME_BACK_NS 200000000u
 #define REPORT_MAX 4u /* three digits and a newline */
-#define ANCESTORS 256
-#define FORKED_NO_EXEC 0x40u /* PF_FORKNOEXEC in /proc/<pid>/stat */
 
 struct shell {
     struct session *session;
@@ -33,11 +32,6 @@ struct shell {
     int cpu;
 };
 
-struct pids {
-    int *list;
-    uint32_t count;
-};
-
 struct run {
     struct shell *shell;
     uint32_t grace_ms;
@@ -47,93 +41,8 @@ struct run {
     bool reported; /* the command is over: the shell said so, or ended itself */
     uint64_t kill_at;
     uint64_t user_us, system_us; /* of the session before it began */
-    struct pids before, told;    /* the processes that there were then; those that got SIGINT */
+    struct started started;
 };
-
-/* ---- the processes that a command started ---- */
-
-static bool has(const struct pids *pids, int pid) {
-    for (uint32_t i = 0; i < pids->count; i++)
-        if (pids->list[i] == pid)
-            return true;
-    return false;
-}
-
-static void add(int pid, void *context) {
-    struct pids *pids = context;
-    if ((pids->count & (pids->count - 1)) == 0) {
-        int *grown = realloc(pids->list, (pids->count ? 2 * pids->count : 1) * sizeof *grown);
-        if (!grown)
-            return;
-        pids->list = grown;
-    }
-    pids->list[pids->count++] = pid;
-}
-
-/* `forked`: it has not become another program yet. */
-static int parent_of(int pid, bool *forked) {
-    char path[32], text[512];
-    unsigned flags = 0;
-    int ppid = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    text[n > 0 ? n : 0] = 0;
-    const char *name_end = strrchr(text, ')');
-    if (!name_end || sscanf(name_end, ") %*c %d %*d %*d %*d %*d %u", &ppid, &flags) != 2)
-        return 0;
-    if (forked)
-        *forked = flags & FORKED_NO_EXEC;
-    return ppid;
-}
-
-/* What background processes of earlier commands start belongs to those. */
-static bool is_of_run(const struct run *run, int pid, bool *forked) {
-    int shell = run->shell->session->pid;
-    if (pid == shell)
-        return false;
-    for (int i = 0; i < ANCESTORS && pid > 1 && pid != shell; i++) {
-        if (has(&run->before, pid))
-            return false;
-        pid = parent_of(pid, i ? NULL : forked);
-    }
-    return true;
-}
-
-struct search {
-    struct run *run;
-    int signal; /* 0: only counts */
-    uint32_t found;
-};
-
-/* SIGINT once each: a second one would disturb a program that is cleaning up. A shell's child may lose it to the shell's own
- * handler before its exec, and does not count as told. */
-static void visit(int pid, void *context) {
-    struct search *search = context;
-    struct run *run = search->run;
-    bool forked = false;
-    if (!is_of_run(run, pid, &forked))
-        return;
-    search->found++;
-    if (!search->signal || (search->signal == SIGINT && has(&run->told, pid)))
-        return;
-    kill(pid, search->signal);
-    if (search->signal == SIGINT && !forked)
-        add(pid, &run->told);
-}
-
-/* Without a control group the whole process group is all there is, and it counts as none. */
-static uint32_t signal_started(struct run *run, int number) {
-    struct session *s = run->shell->session;
-    struct search search = {run, number, 0};
-    if (s->group)
-        group_pids(s->group, visit, &search);
-    else if (number && !s->reaped)
-        kill(-s->pid, number);
-    return search.found;
-}
 
 static void read_cpu(const struct shell *shell, uint64_t *user_us, uint64_t *system_us) {
     char text[512];
@@ -168,7 +77,7 @@ static void run_progress(struct op *op) {
     struct run *run = op->state;
     if (op->done || !run->reported)
         return;
-    if (run->phase != RUNNING && signal_started(run, run->shell->session->group ? SIGKILL : 0)) {
+    if (run->phase != RUNNING && started_signal(&run->started, run->shell->session->group ? SIGKILL : 0)) {
         ops_set_deadline(op, monotonic_ns() + KILL_AGAIN_NS);
         return;
     }
@@ -210,7 +119,7 @@ static void interrupt(struct op *op, uint8_t why) {
     run->ended_by = why;
     run->kill_at = now + run->grace_ms * 1000000ull;
     signal_shell(run->shell);
-    signal_started(run, SIGINT);
+    started_signal(&run->started, SIGINT);
     set_next_press(op, now);
 }
 
@@ -225,7 +134,7 @@ static void press(struct op *op) {
         signal_shell(run->shell);
     run->phase = now >= run->kill_at ? KILLING : TERMINATING;
     if (s->group || run->phase == KILLING)
-        signal_started(run, run->phase == KILLING ? SIGKILL : SIGINT);
+        started_signal(&run->started, run->phase == KILLING ? SIGKILL : SIGINT);
     set_next_press(op, now);
 }
 
@@ -249,14 +158,13 @@ static void run_signal(struct op *op, uint32_t number, bool everyone) {
     (void)everyone;
     struct run *run = op->state;
     if (number == SIGINT)
-        run->told.count = 0; /* who asks twice means it */
-    signal_started(run, (int)number);
+        run->started.told.count = 0; /* who asks twice means it */
+    started_signal(&run->started, (int)number);
 }
 
 static void run_release(struct op *op) {
     struct run *run = op->state;
-    free(run->before.list);
-    free(run->told.list);
+    started_release(&run->started);
     free_later(run);
 }
 
@@ -450,8 +358,7 @@ static struct run *run_new(struct shell *shell, const struct request *request) {
     if (!run)
         return NULL;
     *run = (struct run){.shell = shell, .grace_ms = request->grace_ms};
-    if (shell->session->group)
-        group_pids(shell->session->group, add, &run->before);
+    started_begin(&run->started, shell->session);
     read_cpu(shell, &run->user_us, &run->system_us);
     return run;
 }

@@ -23,7 +23,7 @@ from barchan.node.server import keep_linked
 from barchan.spec import EnvironmentRef, Exec, ExecInfo, NodeName, SandboxInfo, SandboxSpec
 from barchan.usage import SandboxStats
 from barchan.wire import messages as m
-from barchan.wire.frames import STDIN
+from barchan.wire.frames import CHUNK, STDIN
 from tests.contract.node_rig import Caller, agent_on, config_for
 
 
@@ -320,6 +320,20 @@ async def test_a_flood_waits_for_a_slow_reader(caller: Caller, world: FakeWorld)
     again = caller.attach(info.id, "op")
     assert (await again.result()).stdout_bytes == 3_000_000
     assert len(again.stdout) == 3_000_000
+
+
+async def test_input_beyond_its_credit_ends_the_call_alone(caller: Caller) -> None:
+    """A caller that floods the node with input fills no memory: its call ends, the command and other callers go on."""
+    info = await caller.create()
+    running = caller.start(info.id, "cat", id="op", stdin=True)
+    await running.started
+    for piece in range(64):
+        running.call.send_data(STDIN, piece * CHUNK, bytes(CHUNK))
+    with pytest.raises(errors.ProtocolError, match="credit"):
+        await running.call.answer
+    assert (await caller.run(info.id, "exit", "0"))[0].exit_code == 0
+    await caller.ask(m.CancelExec(sandbox=info.id, id="op"))
+    assert (await caller.attach(info.id, "op").result()).outcome == "cancelled"
 
 
 async def test_limits_are_named(caller: Caller, world: FakeWorld) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, from_body
+from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, ProtocolError, from_body
 from barchan.node.agent import Agent
 from barchan.node.ends import Reader
 from barchan.node.execution import Execution
@@ -20,12 +20,14 @@ from barchan.node.operation import Operation
 from barchan.spec import ExecId, ExecResult, ProcessInfo, check_terminal
 from barchan.wire import guest
 from barchan.wire import messages as m
-from barchan.wire.frames import STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
+from barchan.wire.frames import HEAD, STDIN, Frame, FrameType, decode_data, decode_eof, decode_u64
 from barchan.wire.link import Incoming
 from barchan.wire.transports import LinkProtocol
 
 logger = logging.getLogger(__name__)
 REDIAL_SECONDS = 0.2
+MOST_INPUT = 4 * guest.INPUT_WINDOW
+"""Bytes of input that may wait to be recorded: a caller that keeps to its credit has a quarter of it under way."""
 
 
 class ExecCall:
@@ -37,6 +39,7 @@ class ExecCall:
         self._execution: Execution | None = None
         self._readers: dict[int, Reader] = {}
         self._inputs: asyncio.Queue[Frame] = asyncio.Queue()
+        self._input_bytes = 0
         self._feeding: asyncio.Task[None] | None = None
 
     async def serve(self, execution: Execution, readers: tuple[Reader, Reader], *, quiet: bool = False) -> bytes:
@@ -65,6 +68,9 @@ class ExecCall:
         if frame.type == FrameType.CREDIT and frame.stream in self._readers and self._execution is not None:
             self._execution.take_credit(self._readers[frame.stream], decode_u64(frame.payload))
         elif frame.type in (FrameType.DATA, FrameType.EOF) and frame.stream == STDIN:
+            self._input_bytes += len(frame.payload) + HEAD.size
+            if self._input_bytes > MOST_INPUT:
+                raise ProtocolError("input without credit")
             self._inputs.put_nowait(frame)
             if self._feeding is None and self._execution is not None:
                 self._feeding = self._agent.spawn(self._feed(self._execution))
@@ -73,6 +79,7 @@ class ExecCall:
         """Input in its order; what cannot be recorded fails the command for its callers."""
         while True:
             frame = await self._inputs.get()
+            self._input_bytes -= len(frame.payload) + HEAD.size
             try:
                 if frame.type == FrameType.DATA:
                     await execution.take_input(*decode_data(frame.payload))

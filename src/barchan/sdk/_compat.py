@@ -19,9 +19,9 @@ monotonic = time.monotonic
 sleep = asyncio.sleep
 
 
-def spawn(work: Coroutine[Any, Any, T], keep: set[Task[Any]]) -> Task[T]:
+def spawn(keep: set[Task[Any]], work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Task[T]:
     """Run beside the caller. `keep` holds the task while it runs; a failure nobody waits for stays silent."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = asyncio.get_running_loop().create_task(work(*args))
     keep.add(task)
     task.add_done_callback(keep.discard)
     task.add_done_callback(_retrieve)
@@ -42,7 +42,7 @@ async def ended(tasks: set[Task[Any]], seconds: float) -> None:
     """Wait until all ended; cancel those that take longer."""
     if not tasks:
         return
-    _, late = await asyncio.wait(tasks, timeout=seconds)
+    _, late = await asyncio.wait(set(tasks), timeout=seconds)
     for task in late:
         task.cancel()
     if late:

@@ -8,30 +8,24 @@ from collections.abc import Awaitable, Callable
 from random import random
 from typing import Any, TypeVar
 
-import aiohttp
-
 from barchan.errors import (
     ApiUnavailable,
     BarchanError,
     NodeUnavailable,
-    ProtocolError,
 )
 from barchan.sdk import _compat
 from barchan.sdk._address import Address
-from barchan.sdk._failures import refused, unreachable
+from barchan.sdk._socket import CLOSE_WAIT, Socket
 from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
 from barchan.wire.link import Call, Link
 from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
-from barchan.wire.transports import MAX_MESSAGE, Outbox
 
 T = TypeVar("T")
 TRANSIENT = (ApiUnavailable, NodeUnavailable)
 """What may be tried again when the request allows it."""
 _FIRST_DELAY, _MOST_DELAY = 0.05, 1.0
-_HEARTBEAT = 30.0
-_CLOSE_WAIT = 2.0
 
 
 class Patience:
@@ -67,37 +61,27 @@ class Connection:
         self.tasks: set[_compat.Task[Any]] = set()
         """Everything that runs beside the caller."""
         self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._outbox: Outbox | None = None
-        self._link: Link | None = None
+        self._socket: Socket | None = None
         self._dialling: _compat.Task[Link] | None = None
         self._worked = False
         self.closed = False
 
     async def link(self) -> Link:
         """The live link. Concurrent callers share one attempt to open it."""
-        if self._link is not None and self._link.lost is None:
-            return self._link
+        if self._socket is not None and self._socket.link.lost is None:
+            return self._socket.link
         if self.closed:
             raise ApiUnavailable("the client is closed")
         if self._dialling is None or self._dialling.done():
-            self._dialling = _compat.spawn(self._dial(), self.tasks)
+            self._dialling = _compat.spawn(self.tasks, self._dial)
         return await _compat.joined(self._dialling)
 
     async def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
         self.closed = True
-        if self._outbox is not None:
-            self._outbox.close()
-        await _compat.ended({task for task in self.tasks if task.get_name() == "sender"}, _CLOSE_WAIT)
-        if self._link is not None:
-            self._link.close(ApiUnavailable("the client is closed"))
         if self._socket is not None:
             await self._socket.close()
-        if self._session is not None:
-            await self._session.close()
-        await _compat.ended(set(self.tasks), _CLOSE_WAIT)
+        await _compat.ended(self.tasks, CLOSE_WAIT)
 
     async def attempts(self, attempt: Callable[[Link], Awaitable[T]]) -> T:
         """Try again while the API or the node is away. For what may happen twice without harm."""
@@ -138,10 +122,10 @@ class Connection:
     def post(self, request: Request) -> None:
         """Send without waiting for the answer; when the connection is away, as soon as it is back."""
         payload = packed(request)
-        if self._link is not None and self._link.lost is None:
-            self._link.call(payload)
+        if self._socket is not None and self._socket.link.lost is None:
+            self._socket.link.call(payload)
         elif not self.closed:
-            _compat.spawn(self._post_later(payload), self.tasks)
+            _compat.spawn(self.tasks, self._post_later, payload)
 
     async def _post_later(self, payload: bytes) -> None:
         with contextlib.suppress(BarchanError):
@@ -159,55 +143,9 @@ class Connection:
                 await patience.wait(error)
 
     async def _dial_once(self) -> Link:
-        headers = {"Authorization": f"Bearer {self.address.token}"} if self.address.token else {}
-        try:
-            socket = await self._http().ws_connect(
-                f"{self.address.base}/v1/connect",
-                headers=headers,
-                max_msg_size=MAX_MESSAGE,
-                compress=0,
-                heartbeat=_HEARTBEAT,
-                ssl=self._tls if self._tls is not None else True,
-            )
-        except aiohttp.WSServerHandshakeError as error:
-            raise refused(self.address, error.status) from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise unreachable(self.address, error) from error
-        return self._connected(socket)
-
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            unix = self.address.unix
-            connector = aiohttp.UnixConnector(unix) if unix else aiohttp.TCPConnector()
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=not unix)
-        return self._session
-
-    def _connected(self, socket: aiohttp.ClientWebSocketResponse) -> Link:
-        outbox = Outbox(socket.send_bytes)
-        link = Link(outbox.write, dialled=True)
-        self._socket, self._outbox, self._link, self._worked = socket, outbox, link, True
-        _compat.spawn(self._receive(socket, link), self.tasks)
-        _compat.spawn(self._send(outbox, link), self.tasks).set_name("sender")
-        return link
-
-    async def _receive(self, socket: aiohttp.ClientWebSocketResponse, link: Link) -> None:
-        error: BarchanError = ApiUnavailable(f"the connection to {self.address} was lost")
-        try:
-            async for message in socket:
-                if message.type == aiohttp.WSMsgType.BINARY:
-                    link.feed(message.data)
-        except ProtocolError as broken:
-            error = broken
-        finally:
-            link.close(error)
-            await socket.close()
-
-    async def _send(self, outbox: Outbox, link: Link) -> None:
-        try:
-            await outbox.run()
-        except (ConnectionError, aiohttp.ClientError, ApiUnavailable) as error:
-            why = f": {error.message}" if isinstance(error, ApiUnavailable) else ""
-            link.close(ApiUnavailable(f"the connection to {self.address} was lost{why}"))
+        self._socket = await Socket.open(self.address, self._tls)
+        self._worked = True
+        return self._socket.link
 
 
 async def answer(call: Call) -> bytes:

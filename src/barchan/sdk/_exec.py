@@ -146,7 +146,7 @@ async def run_exec(connection: Connection, sandbox: str, id_: str, exec_: Exec, 
         )
     streams = CallStreams(outputs=(STDOUT, STDERR), taking=Taking.COLLECT)
     call = ExecCall(connection, sandbox, id_, exec_, streams, quiet=stdin is None)
-    feeder = None if stdin is None else _compat.spawn(_feed(call, stdin), connection.tasks)
+    feeder = None if stdin is None else _compat.spawn(connection.tasks, _feed, call, stdin)
     try:
         result = await call.follow()
     except _compat.Cancelled:

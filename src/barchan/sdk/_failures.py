@@ -8,24 +8,21 @@ import socket
 import ssl
 from pathlib import Path
 
-import aiohttp
-
 from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, ProtocolError, Unauthenticated
 from barchan.sdk._address import Address
 
 
 def unreachable(address: Address, error: Exception) -> BarchanError:
     """`ApiUnavailable` when trying again may help; a `CallerError` when the address or its options are wrong."""
-    cause = _cause(error)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return _untrusted(address, cause)
-    if isinstance(cause, ssl.SSLError):
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _untrusted(address, error)
+    if isinstance(error, ssl.SSLError):
         return _no_tls(address)
     if address.unix:
-        return _no_socket(address, cause)
-    if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientResponseError, ConnectionResetError)):
+        return _no_socket(address, error)
+    if isinstance(error, ConnectionResetError):
         return _hung_up(address)
-    return ApiUnavailable(f"no API at {address}: {_why(cause)}", hint=f"does an API listen at {address.base}?")
+    return ApiUnavailable(f"no API at {address}: {_why(error)}", hint=f"does an API listen at {address.base}?")
 
 
 def refused(address: Address, status: int) -> BarchanError:
@@ -37,15 +34,6 @@ def refused(address: Address, status: int) -> BarchanError:
     if status == 400 and address.base.startswith("http://") and not address.unix:
         return _hung_up(address)
     return ProtocolError(f"{address} answered {status} instead of opening a WebSocket")
-
-
-def _cause(error: Exception) -> Exception:
-    """What the HTTP library wrapped; its own texts name its settings."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return error.certificate_error
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error
-    return error
 
 
 def _untrusted(address: Address, error: ssl.SSLCertVerificationError) -> BarchanError:

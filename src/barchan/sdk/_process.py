@@ -89,7 +89,7 @@ class Process:
         self._connection = connection
         self._sandbox = sandbox
         self._call = call
-        self._following = _compat.spawn(call.follow(), connection.tasks)
+        self._following = _compat.spawn(connection.tasks, call.follow)
 
     @property
     def pid(self) -> int:

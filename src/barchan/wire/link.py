@@ -12,7 +12,6 @@ Flow control is per stream (CREDIT frames), so a link never needs to pause as a 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -39,6 +38,7 @@ from barchan.wire.frames import (
     encode_data,
     encode_eof,
 )
+from barchan.wire.futures import Future, Task, new_future, start
 from barchan.wire.messages import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Call(_Side):
     def __init__(self, link: Link, id_: int, on_frame: FrameSink) -> None:
         super().__init__(link, id_)
         self.on_frame = on_frame
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answer: Future[bytes] = new_future()
         self.refusal = b""
         """The ERROR payload as it came, for relays."""
 
@@ -130,7 +130,7 @@ class Incoming(_Side):
     def __init__(self, link: Link, id_: int, payload: bytes) -> None:
         super().__init__(link, id_)
         self.payload = payload
-        self.task: asyncio.Task[None] | None = None
+        self.task: Task[None] | None = None
         self._early: list[Frame] = []
         self._on_frame: FrameSink | None = None
 
@@ -266,7 +266,7 @@ class Link:
             raise ProtocolError("unexpected CALL")
         incoming = Incoming(self, frame.id, bytes(frame.payload))
         self._incoming[frame.id] = incoming
-        incoming.task = asyncio.get_running_loop().create_task(self._run(self._handler, incoming))
+        incoming.task = start(self._run, self._handler, incoming)
 
     async def _run(self, handler: Handler, incoming: Incoming) -> None:
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 
 from barchan.errors import ProtocolError
 from barchan.wire.frames import Frame, FrameType
+from barchan.wire.futures import Future, new_future
 from barchan.wire.link import Call
 from barchan.wire.messages import Created, Taken, pack, unpack
 
@@ -18,7 +18,7 @@ class Arrivals:
         self._came: deque[Created] = deque()
         self._taken = 0
         self._call: Call | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._wake: Future[None] | None = None
 
     def follow(self, call: Call) -> None:
         self._call = call
@@ -45,7 +45,7 @@ class Arrivals:
         What came before a call failed is not given any more: it may be gone by now.
         """
         while not self._came and not self._opened.answer.done():
-            self._wake = asyncio.get_running_loop().create_future()
+            self._wake = new_future()
             await self._wake
         if (error := self.error) is not None:
             raise error

@@ -6,7 +6,6 @@ waits for credit, and keeps the last window's bytes so that it can send again fr
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
@@ -25,6 +24,7 @@ from barchan.wire.frames import (
     decode_eof,
     decode_u64,
 )
+from barchan.wire.futures import Future, new_future
 from barchan.wire.link import Call
 
 WINDOW = 1 << 20
@@ -81,7 +81,7 @@ class ByteReceiver:
         self._chunks: deque[bytes] = deque()
         self._kept = 0
         self._error: BarchanError | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._wake: Future[None] | None = None
 
     def open(self) -> None:
         """Give credit from here. Also after a reconnect."""
@@ -152,7 +152,7 @@ class ByteReceiver:
                 return b""
             if self._error is not None:
                 raise self._error
-            self._wake = asyncio.get_running_loop().create_future()
+            self._wake = new_future()
             await self._wake
         chunk = self._chunks.popleft()
         self._kept -= len(chunk)
@@ -197,7 +197,7 @@ class ByteSender:
         self.cut = False
         """The other side stopped taking before it had everything and its end."""
         self._error: BarchanError | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._wake: Future[None] | None = None
 
     def suspend(self) -> None:
         """The connection is gone; credit given on it is void."""
@@ -249,7 +249,7 @@ class ByteSender:
         while not self._stopped and (self._sent < self.offset or not self._running):
             if self._error is not None:
                 raise self._error
-            self._wake = asyncio.get_running_loop().create_future()
+            self._wake = new_future()
             await self._wake
         if self._error is not None:
             raise self._error
@@ -327,7 +327,7 @@ class CallStreams:
         self.attach(call)
         call.answer.add_done_callback(self._answered)
 
-    def _answered(self, answer: asyncio.Future[bytes]) -> None:
+    def _answered(self, answer: Future[bytes]) -> None:
         error = None if answer.cancelled() else answer.exception()
         if isinstance(error, BarchanError):
             self.fail(error)
