@@ -16,7 +16,8 @@ from pathlib import Path
 
 from barchan import BarchanError, Client, ExecNotFound, FileMissing, Sandbox, SandboxInfo
 from barchan.errors import SandboxError
-from barchan.spec import PoolInfo, SandboxId
+from barchan.pools import PoolInfo
+from barchan.spec import SandboxId
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import ExecEnded, Kind, Output, Position, Record
 from bench import leaks

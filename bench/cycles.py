@@ -22,7 +22,7 @@ from barchan.cli.datadir import occupied, prepare
 from barchan.config import Layout
 from barchan.kernel.processes import boot_id
 from barchan.node.registry import HISTORY, Registry
-from barchan.spec import PoolInfo
+from barchan.pools import PoolInfo
 from bench import leaks
 from bench.audit import at_rest
 from bench.figures import Figure, show

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import msgspec
 
@@ -214,8 +214,10 @@ def _keep(place: Site, verdict: Verdict) -> None:
     """The end of the server's log, for whoever looks for the reason."""
     log = place.data / "run/up.log"
     if log.exists():
-        Path(f"/tmp/{Path(verdict.round.ledger).name}.log").write_text(log.read_text(errors="replace")[-200_000:])
-    shutil.copy(verdict.round.ledger, "/tmp")
+        Path(gettempdir(), f"{Path(verdict.round.ledger).name}.log").write_text(
+            log.read_text(errors="replace")[-200_000:]
+        )
+    shutil.copy(verdict.round.ledger, gettempdir())
 
 
 def main() -> None:

@@ -6,7 +6,7 @@
 #define PROTOCOL_VERSION 1u
 #define PROTOCOL_OLDEST 1u
 #define FRAME_HEAD 16u
-#define FRAME_MAX_PAYLOAD ((1u << 20) + 64u)
+#define FRAME_MAX_PAYLOAD ((2u << 20) + 64u) /* of frames to the guest; its own stay below half of that */
 #define FRAME_CHUNK (128u << 10)
 
 /* u32 length | u8 type | u8 stream | u16 zero | u64 id | payload, little-endian */

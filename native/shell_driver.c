@@ -39,9 +39,12 @@
     "do for __barchan_i in 1;do if __barchan_f \"$__barchan_s\";then " RUN(R, W) "else " RUN(R, W) "fi;done;done"
 
 #define READ_BYTES "LC_ALL=C IFS= read -r -N \"$__barchan_n\" __barchan_t <&62;"
+/* By hundreds: a long text that grows line by line is copied each time. */
 #define READ_LINES                                                                                                      \
-    "__barchan_t=;while [ \"$__barchan_l\" -gt 0 ];do IFS= read -r __barchan_x <&8||exit;"                              \
-    "__barchan_t=$__barchan_t$__barchan_x$__barchan_w;__barchan_l=$((__barchan_l-1));done;"
+    "__barchan_t= __barchan_n=;while [ \"$__barchan_l\" -gt 0 ];do IFS= read -r __barchan_x <&8||exit;"                 \
+    "__barchan_n=$__barchan_n$__barchan_x$__barchan_w;__barchan_l=$((__barchan_l-1));"                                  \
+    "case $__barchan_l in *00)__barchan_t=$__barchan_t$__barchan_n __barchan_n=;;esac;done;"                            \
+    "__barchan_t=$__barchan_t$__barchan_n;"
 
 #define BASH_TRAP                                                                                                       \
     "case $__barchan_on$__barchan_d in 10)__barchan_e=130 __barchan_d=1;set -T;shopt -s extdebug;"                      \

@@ -7,7 +7,7 @@ import re
 from barchan.errors import InvalidRequest
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
-_REF = re.compile(rf"(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
+REF = re.compile(rf"(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
 
 
 def check_name(value: str, field: str) -> str:
@@ -22,7 +22,7 @@ def check_name(value: str, field: str) -> str:
 
 
 def check_ref(value: str, field: str) -> str:
-    if not _REF.fullmatch(value) or ".." in value:
+    if not REF.fullmatch(value) or ".." in value:
         raise InvalidRequest(
             f"{field}: {value!r} is not an environment reference",
             field=field,

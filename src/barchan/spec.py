@@ -15,6 +15,7 @@ import msgspec
 from barchan.errors import ErrorBody, InvalidRequest
 from barchan.mounts import DataMount, check_mounts
 from barchan.names import NAME, check_ref
+from barchan.pools import PoolInfo
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
@@ -219,32 +220,6 @@ class ProcessInfo(_Value, frozen=True, kw_only=True):
     exec_id: ExecId | None = None
 
 
-class PoolInfo(_Value, frozen=True, kw_only=True):
-    """What a node makes ahead of requests. Counts are since its agent started."""
-
-    ready: int = 0
-    """Complete sandboxes held."""
-    parked: int = 0
-    """Children held that wait for their files."""
-    hits: int = 0
-    """Creations that took a complete one,"""
-    parked_hits: int = 0
-    """that took a parked one,"""
-    misses: int = 0
-    """and that found none."""
-    refills: int = 0
-    refill_ms: float = 0.0
-    """Mean time that making one ahead took."""
-    discarded: int = 0
-    """Made ahead and removed unused."""
-    spawn_ms: float = 0.0
-    """Mean time of the spawner for one container, whether made ahead or not,"""
-    attach_ms: float = 0.0
-    """and what of it went into joining the control groups."""
-    removing: int = 0
-    """Ended ones of which cgroups and files are still being removed."""
-
-
 class NodeInfo(_Value, frozen=True, kw_only=True):
     """What a node can do and how full it is."""
 
@@ -264,7 +239,7 @@ class NodeInfo(_Value, frozen=True, kw_only=True):
     pool: PoolInfo = PoolInfo()
 
 
-_HOST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+HOST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 MOST_LABEL_BYTES = 4 * KIB
 """Keys and values of one sandbox together, so that a page of sandboxes fits one answer."""
 
@@ -277,7 +252,7 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     check_mounts(spec.mounts)
     for field in ("idle_timeout", "lifetime"):
         _positive(getattr(spec, field), field)
-    if not _HOST.fullmatch(spec.hostname):
+    if not HOST.fullmatch(spec.hostname):
         raise InvalidRequest("hostname: not a host name", field="hostname")
     if not spec.workdir.startswith("/"):
         raise InvalidRequest("workdir: must be absolute", field="workdir")
@@ -302,8 +277,8 @@ def _check_limits(limits: Limits) -> None:
             )
 
 
-MOST_ARGUMENT_BYTES = 960 * KIB
-"""Of arguments and environment together: what fits one frame."""
+MOST_ARGUMENT_BYTES = 1920 * KIB
+"""Of arguments and environment together, 8 for each besides; the kernel takes 2 MiB for a stack of 8."""
 
 
 def check_exec(request: Exec) -> Exec:

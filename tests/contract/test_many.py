@@ -14,7 +14,6 @@ import pytest
 from barchan.control.many import AHEAD
 from barchan.errors import (
     AdmissionRefused,
-    ApiUnavailable,
     CreateFailed,
     EnvironmentNotFound,
     InvalidRequest,
@@ -26,6 +25,7 @@ from barchan.wire import messages as m
 from barchan.wire.link import Incoming
 from tests.contract.api_site import Site, http, site
 from tests.contract.fake_node import FakeNode
+from tests.rig import cut
 
 SPEC = SandboxSpec(environment=EnvironmentRef(base="debian-12"))
 
@@ -191,8 +191,7 @@ async def test_a_lost_connection_goes_on_with_the_same(place: Site, client: Clie
 async def test_a_broken_socket_goes_on_with_the_same(client: Client, node: Node) -> None:
     async with client.create_many(300, "debian-12") as batch:
         found = await taken(batch, 40)
-        client._connection._link.close(ApiUnavailable("as if the cable were cut"))
-        await client._connection._socket.close()
+        cut(client)
         found += [sandbox async for sandbox in batch]
         await asyncio.sleep(0.5)  # longer than a lost caller is waited for
     assert len({sandbox.id for sandbox in found}) == 300 == len(node.alive()), "the first call's end takes nothing away"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import io
 import os
@@ -11,6 +10,7 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,23 @@ from barchan.sdk._address import find_address
 from barchan.spec import EnvironmentRef, Limits, NetworkRules
 from barchan.wire import messages as m
 from barchan.wire.guest import Cursor, Entry, blob, encode_entry
+from tests.contract import faults
 from tests.contract.api_site import TOKEN, Site, site
 from tests.contract.fake_node import FakeNode
+from tests.rig import (
+    Cancelled,
+    Event,
+    beside,
+    cut,
+    deny_sockets,
+    fail,
+    finished,
+    hanging_up,
+    pause,
+    settle,
+    together,
+    within,
+)
 
 
 @pytest.fixture
@@ -126,12 +141,7 @@ async def test_nobody_listens_elsewhere() -> None:
 
 
 async def test_a_socket_without_permission(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may do anything, so that the kernel's answer to others is given for it."""
-
-    async def denied(*args: Any, **options: Any) -> Any:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_unix_connection", denied)
+    deny_sockets(monkeypatch)
     error = await failure(place.client())
     assert type(error) is Unauthenticated and "root" in error.message
     assert "barchan up" not in error.hint
@@ -144,14 +154,8 @@ async def test_plain_http_spoken_to_by_tls(place: Site) -> None:
 
 
 async def test_a_server_that_hangs_up() -> None:
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.close()
-
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    error = await failure(Client(f"http://127.0.0.1:{port}"))
-    server.close()
+    async with hanging_up() as port:
+        error = await failure(Client(f"http://127.0.0.1:{port}"))
     assert type(error) is ApiUnavailable and f"https://127.0.0.1:{port}" in error.hint
 
 
@@ -256,7 +260,7 @@ async def test_environments_and_nodes(client: Client, node: FakeNode) -> None:
 
 
 async def test_a_key_makes_one_sandbox(client: Client, node: FakeNode) -> None:
-    both = await asyncio.gather(*(client.create("debian-12", key="k") for _ in range(4)))
+    both = await together(*(lambda: client.create("debian-12", key="k") for _ in range(4)))
     assert len({sandbox.id for sandbox in both}) == 1
     with pytest.raises(Conflict):
         await client.create("debian-12", key="k", user="bob")
@@ -326,7 +330,7 @@ async def test_limits_may_be_plain(client: Client, node: FakeNode) -> None:
 
 
 async def test_a_create_that_takes_too_long(client: Client, node: FakeNode) -> None:
-    node.create_gate = asyncio.Event()
+    node.create_gate = Event()
     with pytest.raises(RequestTimeout) as caught:
         await client.create("debian-12", timeout=0.05)
     assert caught.value.retry
@@ -420,7 +424,7 @@ async def test_text_is_decoded_at_the_end(sandbox: Sandbox) -> None:
 
 
 async def test_both_outputs_and_many_at_once(sandbox: Sandbox) -> None:
-    results = await asyncio.gather(*(sandbox.run(f"bytes {1000 + i} {1 + i % 2}") for i in range(50)))
+    results = await together(*(partial(sandbox.run, f"bytes {1000 + i} {1 + i % 2}") for i in range(50)))
     for i, result in enumerate(results):
         assert (len(result.stdout), len(result.stderr)) == ((1000 + i, 0) if i % 2 == 0 else (0, 1000 + i))
 
@@ -445,35 +449,32 @@ async def test_input_whose_source_fails_as_the_sandbox_does_ends_the_command(san
         yield await sandbox.files.read("/missing")
 
     with pytest.raises(FileMissing):
-        async with asyncio.timeout(5):
+        async with within(5):
             await sandbox.run(["cat"], stdin=pieces(), id="c")
     result = node.commands[sandbox.id]["c"].result
     assert result is not None and result.outcome == "cancelled"
 
 
 async def test_cancelling_a_run_cancels_the_command(sandbox: Sandbox, node: FakeNode) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5):
-            running = asyncio.create_task(sandbox.run("sleep", id="s"))
-            await node.wait_for(m.StartExec)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            await node.wait_for(m.CancelExec)
-            raise TimeoutError
-    await node.commands[sandbox.id]["s"].done.wait()
-    assert node.commands[sandbox.id]["s"].result.outcome == "cancelled"  # type: ignore[union-attr]
+    async with within(5):
+        running = beside(sandbox.run, "sleep", id="s")
+        await node.wait_for(m.StartExec)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            await running
+        await node.wait_for(m.CancelExec)
+    assert (await finished(node, sandbox.id, "s")).outcome == "cancelled"
 
 
 async def test_cancelling_just_before_the_client_closes_still_arrives(place: Site, node: FakeNode) -> None:
     async with place.client() as client:
         sandbox = await client.create("debian-12")
-        running = asyncio.create_task(sandbox.run("sleep", id="s"))
+        running = beside(sandbox.run, "sleep", id="s")
         await node.wait_for(m.StartExec)
         running.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(Cancelled):
             await running
-    async with asyncio.timeout(5):
+    async with within(5):
         await node.wait_for(m.CancelExec)
 
 
@@ -538,7 +539,7 @@ async def test_small_output_can_be_read_after_waiting(sandbox: Sandbox) -> None:
 
 async def test_reading_while_waiting_loses_nothing(sandbox: Sandbox) -> None:
     process = await sandbox.start("bytes 20000000")
-    data, result = await asyncio.gather(process.stdout.read_all(), process.wait())
+    data, result = await together(process.stdout.read_all, process.wait)
     assert len(data) == result.stdout_bytes == 20_000_000
 
 
@@ -565,7 +566,7 @@ async def test_attaching_does_not_need_to_be_told_of_a_start(sandbox: Sandbox, n
     """Output beyond the window keeps the call open until somebody reads, which nobody can before `attach` returns."""
     node.tells_start = False
     await sandbox.run("bytes 3000000", id="big")
-    async with asyncio.timeout(10):
+    async with within(10):
         for process, offset in (
             (await sandbox.attach("big"), 0),
             (await sandbox.attach("big", stdout_offset=1_500_000), 1_500_000),
@@ -575,18 +576,8 @@ async def test_attaching_does_not_need_to_be_told_of_a_start(sandbox: Sandbox, n
             assert (await process.wait()).stdout_bytes == 3_000_000
 
 
-async def test_a_command_that_its_node_cannot_start_is_an_error(
-    sandbox: Sandbox, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node ends the outputs of such a command before it says why."""
-
-    async def full(call: Any, request: Any) -> None:
-        call.send_eof(1, 0)
-        call.send_eof(2, 0)
-        await asyncio.sleep(0)
-        raise SandboxUnavailable("no process is left")
-
-    monkeypatch.setattr(node, "_exec_start", full)
+async def test_a_command_that_its_node_cannot_start_is_an_error(sandbox: Sandbox, node: FakeNode) -> None:
+    fail(node, "exec_start", faults.is_full)
     with pytest.raises(SandboxUnavailable, match="no process"):
         await sandbox.start("echo x")
 
@@ -622,11 +613,7 @@ async def lose(who: str, client: Client, node: FakeNode) -> None:
         node.drop()
         await node.dial()
     else:
-        socket_ = client._connection._socket
-        assert socket_ is not None and socket_._response.connection is not None
-        transport = socket_._response.connection.transport
-        assert transport is not None
-        transport.abort()  # type: ignore[attr-defined]
+        cut(client)
 
 
 async def test_a_run_survives_the_api(tmp_path: Path) -> None:
@@ -634,7 +621,7 @@ async def test_a_run_survives_the_api(tmp_path: Path) -> None:
     await place.start()
     async with place.node() as node, place.client() as client:
         sandbox = await client.create("debian-12")
-        running = asyncio.create_task(sandbox.run("hold gate"))
+        running = beside(sandbox.run, "hold gate")
         await node.wait_for(m.StartExec)
         node.drop()
         await place.stop()
@@ -660,8 +647,8 @@ async def test_input_has_no_gap_after_a_loss(sandbox: Sandbox, node: FakeNode) -
 
 
 async def test_a_create_is_sent_again_with_its_key(client: Client, node: FakeNode) -> None:
-    node.create_gate = asyncio.Event()
-    creating = asyncio.create_task(client.create("debian-12"))
+    node.create_gate = Event()
+    creating = beside(client.create, "debian-12")
     await node.wait_for(m.CreateSandbox)
     node.drop()
     await node.dial()
@@ -672,25 +659,11 @@ async def test_a_create_is_sent_again_with_its_key(client: Client, node: FakeNod
     assert sandbox.id in node.sandboxes
 
 
-async def test_reads_are_tried_again_and_writes_are_not(
-    sandbox: Sandbox, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reads_are_tried_again_and_writes_are_not(sandbox: Sandbox, node: FakeNode) -> None:
     node.files[b"/a"] = b"x"
-    real = node._file_stat
-
-    async def lose_once(call: Any, request: Any) -> None:
-        monkeypatch.setattr(node, "_file_stat", real)
-        node.blink()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(node, "_file_stat", lose_once)
+    fail(node, "file_stat", faults.loses_the_link, times=1)
     assert (await sandbox.files.stat("/a")).size == 1
-
-    async def lose(call: Any, request: Any) -> None:
-        node.blink()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(node, "_file_remove", lose)
+    fail(node, "file_remove", faults.loses_the_link)
     with pytest.raises(NodeUnavailable) as caught:
         await sandbox.files.remove("/a")
     assert caught.value.retry
@@ -742,7 +715,7 @@ async def test_a_slow_reader_keeps_memory_flat(
         got += len(chunk)
         if got % 20_000_000 < len(chunk):
             for _ in range(50):
-                await asyncio.sleep(0)
+                await pause()
         most = max(most, memory() - start)
     taken = time.perf_counter() - begun
     with capsys.disabled():
@@ -754,8 +727,7 @@ async def test_a_slow_reader_keeps_memory_flat(
 async def test_nothing_is_sent_beyond_the_window(sandbox: Sandbox, node: FakeNode) -> None:
     process = await sandbox.start("bytes 100000000")
     await process.stdout.read()
-    for _ in range(200):
-        await asyncio.sleep(0)
+    await settle()
     assert process.stdout.offset <= 2 << 20
     await sandbox.run("echo others are not held up")
     await process.cancel()
@@ -795,20 +767,15 @@ async def test_looking_at_and_changing_files(sandbox: Sandbox) -> None:
     await files.mkdir("/e")
     await files.remove("/d/b")
     await files.remove("/d/b", missing_ok=True)
-    for failing in (files.read("/d/b"), files.remove("/d/b"), files.stat("/d/b"), files.download("/d/b", "/nowhere")):
+    for act, *args in ((files.read,), (files.remove,), (files.stat,), (files.download, "/nowhere")):
         with pytest.raises(FileMissing):
-            await failing
+            await act("/d/b", *args)
     with pytest.raises(FileMissing):
         await anext(aiter(files.read_stream("/d/b")))
 
 
-async def test_an_endless_listing_is_refused(
-    client: Client, sandbox: Sandbox, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def endless(call: Any, request: Any) -> None:
-        await node._reply_bytes(call, bytes(70 << 20))
-
-    monkeypatch.setattr(node, "_file_list", endless)
+async def test_an_endless_listing_is_refused(client: Client, sandbox: Sandbox, node: FakeNode) -> None:
+    fail(node, "file_list", faults.never_ends)
     with pytest.raises(ProtocolError, match="more than"):
         await sandbox.files.list("/")
     assert (await sandbox.refresh()).state == "ready"
@@ -826,7 +793,7 @@ async def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNo
 
 async def test_a_source_that_fails_as_the_sandbox_does_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
     with pytest.raises(FileMissing):
-        async with asyncio.timeout(5):
+        async with within(5):
             await sandbox.files.write("/a", sandbox.files.read_stream("/missing"))
     assert b"/a" not in node.files
 
@@ -842,36 +809,38 @@ async def test_what_failed_is_not_taken_for_whole(sandbox: Sandbox, node: FakeNo
         async for _ in files.read_stream("/a"):
             pass
 
-    for failing in (files.read("/a"), streamed(), files.list("/a"), files.download("/a", tmp_path / "t")):
+    for failing in (
+        lambda: files.read("/a"),
+        streamed,
+        lambda: files.list("/a"),
+        lambda: files.download("/a", tmp_path / "t"),
+    ):
         with pytest.raises(FileDenied):
-            await failing
+            await failing()
 
 
 async def test_an_answer_before_the_end_is_not_taken_for_whole(
-    sandbox: Sandbox, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path
 ) -> None:
-    async def short(call: Any, request: Any) -> None:
-        return None
-
     for name in ("read", "list", "write", "get_tree", "put_tree"):
-        monkeypatch.setattr(node, f"_file_{name}", short)
+        fail(node, f"file_{name}", faults.answers_early)
     files, source = sandbox.files, tmp_path / "source"
     source.write_bytes(bytes(3_000_000))
     for failing in (
-        files.read("/a"),
-        anext(aiter(files.read_stream("/a"))),
-        files.list("/a"),
-        files.write("/a", bytes(3_000_000)),
-        files.upload(source, "/a"),
-        files.download("/a", tmp_path / "t"),
+        lambda: files.read("/a"),
+        lambda: anext(aiter(files.read_stream("/a"))),
+        lambda: files.list("/a"),
+        lambda: files.write("/a", bytes(3_000_000)),
+        lambda: files.upload(source, "/a"),
+        lambda: files.download("/a", tmp_path / "t"),
     ):
         with pytest.raises(ProtocolError):
-            async with asyncio.timeout(5):
-                await failing  # type: ignore[misc]
+            async with within(5):
+                await failing()  # type: ignore[no-untyped-call]
 
 
 async def test_content_of_a_wrong_kind(sandbox: Sandbox, tmp_path: Path) -> None:
-    for data in (5, tmp_path, None, [b"x"], io.StringIO("text")):
+    for data in (5, tmp_path, None, ["x"], io.StringIO("text")):
         with pytest.raises(InvalidRequest) as caught:
             await sandbox.files.write("/a", data)  # type: ignore[arg-type]
         assert caught.value.field == "data" and caught.value.hint
@@ -980,7 +949,7 @@ async def test_a_local_file_that_cannot_be_read(
     unreadable(monkeypatch, source / "b")
     for local in (source, source / "b"):
         with pytest.raises(FileDenied, match=f"local file {source}/b: permission denied"):
-            async with asyncio.timeout(5):
+            async with within(5):
                 await sandbox.files.upload(local, "/x")
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(FileFailure, match="not a regular file"):

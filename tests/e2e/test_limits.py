@@ -17,6 +17,14 @@ EAT = "a=$(head -c 400000000 /dev/zero | tr '\\0' x); echo ${#a}"
 BOMB = "f() { f | f & }; f; sleep 2; exit 1"
 
 
+async def test_a_limit_is_told_of_the_command_that_met_it(client: Client, tiny_env: str) -> None:
+    """A kill that a command survives is no reason for the failure of the next."""
+    async with await client.create(tiny_env, limits=Limits(memory=32 * MIB)) as sandbox:
+        met = await sandbox.run("sh -c 'x=a; while :; do x=$x$x; done'; exit 0")
+        assert met.exit_code == 0 and (await sandbox.stats()).oom_kills > 0
+        assert (await sandbox.run("exit 3")).limit is None
+
+
 async def test_oom_is_named(client: Client, tiny_env: str) -> None:
     async with await client.create(tiny_env, limits=Limits(memory=64 * MIB)) as box:
         done = await box.run(EAT)

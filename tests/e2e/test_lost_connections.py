@@ -7,16 +7,8 @@ import asyncio
 import pytest
 
 from barchan import Client, EnvironmentRef, SandboxSpec
+from tests.rig import cut
 from tests.server import Server
-
-
-def abort(client: Client) -> None:
-    """As a network that goes away, or a proxy that was restarted."""
-    socket = client._connection._socket
-    assert socket is not None and socket._response.connection is not None
-    transport = socket._response.connection.transport
-    assert transport is not None
-    transport.abort()
 
 
 @pytest.mark.parametrize("after_ms", [0, 1, 2, 4, 8, 16])
@@ -26,7 +18,7 @@ async def test_a_create_survives_the_loss_of_its_connection(server: Server, tiny
         await client.list()  # connected
         creating = asyncio.ensure_future(client.create_from(spec))
         await asyncio.sleep(after_ms / 1000)
-        abort(client)
+        cut(client)
         sandbox = await asyncio.wait_for(creating, 30)
         try:
             assert (await sandbox.run("echo here")).stdout == b"here\n"

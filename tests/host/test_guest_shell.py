@@ -135,8 +135,14 @@ def test_any_text(shell: Shell) -> None:
     assert shell.run(b"printf %s '" + every + b"'") == (0, every, b"")
 
 
-def test_a_long_command(bash: Shell) -> None:
-    lines = "".join(f"line {i} of many\n" for i in range(30_000))
+@pytest.mark.parametrize("count", [99, 100, 101, 3000])
+def test_a_long_command(shell: Shell, count: int) -> None:
+    lines = "".join(f"line {i} \\ of many\n" for i in range(count))
+    assert shell.says("cat <<'EOF'\n" + lines + "EOF") == lines
+
+
+def test_the_longest_command(bash: Shell) -> None:
+    lines = "".join(f"line {i} of many\n" for i in range(50_000))
     assert bash.says("cat <<'EOF'\n" + lines + "EOF") == lines
 
 

@@ -14,7 +14,6 @@ from barchan.node.channel import MOST_EARLY_BYTES, GuestChannel
 from barchan.node.operation import Collector, Operation
 from barchan.wire import guest
 from barchan.wire.frames import (
-    MAX_PAYLOAD,
     STDIN,
     STDOUT,
     U64,
@@ -93,8 +92,8 @@ async def test_output_with_a_gap_ends_the_connection() -> None:
 
 async def test_what_comes_before_anybody_listens_is_bounded_by_bytes() -> None:
     at = Connection()
-    frame = encode(FrameType.DONE, 1, bytes(MAX_PAYLOAD))
-    for _ in range(MOST_EARLY_BYTES // MAX_PAYLOAD):
+    frame = encode(FrameType.DONE, 1, bytes(guest.MAX_FROM_GUEST))
+    for _ in range(MOST_EARLY_BYTES // guest.MAX_FROM_GUEST):
         at.receive(frame)
     assert not at.transport.aborted
     at.receive(frame)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import msgspec
 from aiohttp import WSCloseCode, web
 
 from barchan.api.auth import Auth
 from barchan.api.openapi import document
+from barchan.api.queries import NoQuery, query_of
 from barchan.api.reply import MAX_BODY, error_reply, internal, router_error
-from barchan.api.routes import ROUTES
+from barchan.api.routes import ROUTES, Handler, Route
 from barchan.api.state import AUTH, BATCHES, CLIENTS, DISPATCH, SCHEMA, Clients
 from barchan.control.dispatch import Dispatch
 from barchan.control.many import Batches
-from barchan.errors import BarchanError
+from barchan.errors import BarchanError, InvalidRequest
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN = frozenset(route.path for route in ROUTES if route.open)
 
 
@@ -29,12 +27,22 @@ def make_app(dispatch: Dispatch, auth: Auth, batch_wait: float = 90.0) -> web.Ap
     app[CLIENTS] = Clients()
     app.on_shutdown.append(_hang_up)
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler)
+        app.router.add_route(
+            route.method, route.path, route.handler if route.query is not NoQuery else _without_query(route)
+        )
     return app
 
 
+def _without_query(route: Route) -> Handler:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        query_of(request, NoQuery)
+        return await route.handler(request)
+
+    return serve
+
+
 @web.middleware
-async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         if request.path not in _OPEN:
             request.app[AUTH].check(request)
@@ -43,6 +51,10 @@ async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         return error_reply(error)
     except web.HTTPException as error:
         return router_error(error)
+    except web.RequestPayloadError:
+        reply = error_reply(InvalidRequest("the body is not encoded as its headers say", field="body"))
+        reply.force_close()
+        return reply
     except ConnectionError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a typed answer

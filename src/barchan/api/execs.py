@@ -7,7 +7,8 @@ import contextlib
 
 from aiohttp import web
 
-from barchan.api.reply import body_of, json_reply, page_of, query_of, while_connected
+from barchan.api.queries import PageQuery, query_of
+from barchan.api.reply import body_of, json_reply, while_connected
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, SignalBody
 from barchan.control.dispatch import Dispatch
@@ -66,8 +67,8 @@ async def _write(sender: ByteSender, data: bytes) -> None:
 
 
 async def history(request: web.Request) -> web.StreamResponse:
-    after, limit = page_of(query_of(request, frozenset({"after", "limit"})))
-    message = ListExecs(sandbox=request.match_info["sandbox"], after=after, limit=limit)
+    page = query_of(request, PageQuery)
+    message = ListExecs(sandbox=request.match_info["sandbox"], after=page.after, limit=page.limit)
     found = unpack(await request.app[DISPATCH].answer(message), tuple[ExecInfo, ...])
     return json_reply([ExecRecord.of(info) for info in found])
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from aiohttp import HttpVersion11, web
 
-from barchan.api.reply import internal, json_reply, number, query_of
+from barchan.api.queries import FileQuery, ListQuery, WriteQuery, number, path_of, query_of
+from barchan.api.reply import internal, json_reply
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, FileEntry
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError
@@ -20,18 +19,12 @@ MOST_LISTED = 2 * MIB
 """Of entries in one answer, before they are JSON: making it holds up everybody else. Larger directories are for the SDK."""
 
 
-def _path(query: dict[str, str]) -> bytes:
-    if "path" not in query:
-        raise InvalidRequest("path: missing", field="path")
-    return os.fsencode(query["path"])
-
-
 async def read(request: web.Request) -> web.StreamResponse:
     """Before the first byte a failure is an answer with its own status; after it, the body ends without its end mark."""
     if request.version < HttpVersion11:
         raise InvalidRequest("reading a file needs HTTP/1.1", hint="HTTP/1.0 cannot tell a cut body from a whole one")
-    query = query_of(request, frozenset({"path", "user"}))
-    message = ReadFile(sandbox=request.match_info["sandbox"], path=_path(query), user=query.get("user"))
+    query = query_of(request, FileQuery)
+    message = ReadFile(sandbox=request.match_info["sandbox"], path=path_of(query), user=query.user)
     streams = CallStreams(confirmed=True)
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
     streams.follow(call)
@@ -61,9 +54,13 @@ async def _stream(request: web.Request, output: ByteReceiver) -> web.StreamRespo
 
 
 async def write(request: web.Request) -> web.StreamResponse:
-    query = query_of(request, frozenset({"path", "user", "mode"}))
-    mode = number(query["mode"], "mode", 8) if "mode" in query else None
-    message = WriteFile(sandbox=request.match_info["sandbox"], path=_path(query), user=query.get("user"), mode=mode)
+    query = query_of(request, WriteQuery)
+    message = WriteFile(
+        sandbox=request.match_info["sandbox"],
+        path=path_of(query),
+        user=query.user,
+        mode=None if query.mode is None else number(query.mode, "mode", 8),
+    )
     streams = CallStreams(outputs=())
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
     streams.follow(call)
@@ -81,13 +78,8 @@ async def write(request: web.Request) -> web.StreamResponse:
 
 
 async def entries(request: web.Request) -> web.StreamResponse:
-    query = query_of(request, frozenset({"path", "user", "depth"}))
-    message = ListFiles(
-        sandbox=request.match_info["sandbox"],
-        path=_path(query),
-        user=query.get("user"),
-        depth=number(query.get("depth", "1"), "depth"),
-    )
+    query = query_of(request, ListQuery)
+    message = ListFiles(sandbox=request.match_info["sandbox"], path=path_of(query), user=query.user, depth=query.depth)
     streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=MOST_LISTED, confirmed=True)
     call = await request.app[DISPATCH].open(message, on_frame=streams.on_frame)
     streams.follow(call)

@@ -43,10 +43,9 @@ async def over_link(batches: Batches, request: CreateMany | CancelMany, incoming
     return pack(None)
 
 
-async def over_http(request: web.Request, spec: SandboxSpec, count: int) -> web.StreamResponse:
+async def over_http(request: web.Request, spec: SandboxSpec, count: int, key: str | None) -> web.StreamResponse:
     """All are the client's once the last line is sent. One that hangs up before has none, unless it comes back with its key."""
-    key = request.headers.get("Idempotency-Key")
-    message = CreateMany(spec=spec, key=key or new_id(), count=count)
+    message = CreateMany(spec=spec, key=new_id() if key is None else key, count=count)
     check_request(message)
     batches = request.app[BATCHES]
     batch = batches.open(message)

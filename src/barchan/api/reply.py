@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any, TypeVar, cast
 
 import msgspec
 from aiohttp import web
 
-from barchan.errors import BarchanError, InternalError, InvalidRequest
-from barchan.wire.messages import PAGE, field_of
+from barchan.errors import BarchanError, InternalError, InvalidRequest, Unauthenticated
+from barchan.wire.messages import field_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -25,7 +26,10 @@ def json_reply(value: Any, status: int = 200) -> web.Response:
 
 def error_reply(error: BarchanError, status: int = 0) -> web.Response:
     """`status` is the router's own for requests that never reached an operation."""
-    return json_reply(error.body(), status or error.status)
+    reply = json_reply(error.body(), status or error.status)
+    if reply.status == Unauthenticated.status:
+        reply.headers["WWW-Authenticate"] = "Bearer"
+    return reply
 
 
 def internal(error: Exception) -> InternalError:
@@ -38,56 +42,44 @@ async def body_of(request: web.Request, type_: type[T]) -> T:
     """The JSON body, strictly as `type_`. Raises `InvalidRequest` naming the field."""
     if request.content_type not in ("application/json", "application/octet-stream"):
         raise InvalidRequest(f"the body is {request.content_type}", field="Content-Type", hint="send application/json")
-    data = await request.read()
+    data = await request.read() or b"{}"
     try:
-        return msgspec.json.decode(data or b"{}", type=type_)
+        body = msgspec.json.decode(data, type=type_)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), field=field_of(error)) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidRequest(f"not JSON: {error}", field="body") from error
+    json.loads(data, object_pairs_hook=_once)
+    return body
 
 
-def query_of(request: web.Request, known: frozenset[str]) -> dict[str, str]:
-    """The query. Unknown and repeated names are refused like unknown fields (`label` and `state` may repeat)."""
-    for name in request.query:
-        if name not in known:
-            raise InvalidRequest(f"unknown query parameter {name!r}", field=name)
-        if name not in ("label", "state") and len(request.query.getall(name)) > 1:
-            raise InvalidRequest(f"{name} is given twice", field=name)
-    return dict(request.query)
+def key_of(request: web.Request) -> str | None:
+    """The idempotency key. An empty one is one, and refused with the request: its sender counts on it."""
+    given = request.headers.getall("Idempotency-Key", [])
+    if len(given) > 1:
+        raise InvalidRequest("Idempotency-Key is given twice", field="key")
+    return given[0] if given else None
 
 
-def page_of(query: dict[str, str]) -> tuple[str, int]:
-    """`after` and `limit` of a list."""
-    return query.get("after", ""), number(query["limit"], "limit") if "limit" in query else PAGE
-
-
-def number(text: str, field: str, base: int = 10) -> int:
-    try:
-        return int(text, base)
-    except ValueError as error:
-        kind = "an octal number" if base == 8 else "a number"
-        raise InvalidRequest(f"{field}: {text[:40]!r} is not {kind}", field=field) from error
-
-
-def real(text: str, field: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InvalidRequest(f"{field}: {text[:40]!r} is not a number", field=field) from error
-
-
-def value_of(kind: type[T], **fields: Any) -> T:
-    """A request from text. Raises `InvalidRequest` naming the field."""
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), field=field_of(error).partition("[")[0]) from error
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a name that is given twice, readers differ in which one they take."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidRequest(f"{name[:80]!r} is given twice", field=name[:80])
+        found[name] = value
+    return found
 
 
 def router_error(error: web.HTTPException) -> web.Response:
     """What the HTTP library itself refused: no such path or method, a body too large, no upgrade."""
-    named = {404: "no such path", 405: "no such method here", 413: f"the body exceeds {MAX_BODY} bytes"}
+    named = {
+        400: "not a WebSocket handshake",
+        404: "no such path",
+        405: "no such method here",
+        413: f"the body exceeds {MAX_BODY} bytes",
+        417: "the only expectation known is 100-continue",
+    }
     reply = error_reply(InvalidRequest(named.get(error.status, error.reason)), error.status)
     if "Allow" in error.headers:
         reply.headers["Allow"] = error.headers["Allow"]
@@ -105,6 +97,13 @@ class JsonHandler(web.RequestHandler):
         super().connection_lost(exc)
         if not self.gone.done():
             self.gone.set_result(None)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Also for what the library refuses before the application has the request."""
+        answer = router_error(resp) if isinstance(resp, web.HTTPException) else resp
+        return await super().finish_response(request, answer, start_time)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

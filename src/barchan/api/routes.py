@@ -8,7 +8,32 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from barchan.api import connect, execs, files, platform, sandboxes
+from barchan.api.queries import CountQuery, FileQuery, FindQuery, ListQuery, NoQuery, PageQuery, WriteQuery
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, FileEntry, Health, Renewal, SignalBody
+from barchan.errors import (
+    AdmissionRefused,
+    BarchanError,
+    Conflict,
+    EnvironmentNotFound,
+    ExecNotFound,
+    FileFailure,
+    InternalError,
+    InvalidRequest,
+    LogCorrupt,
+    NodeError,
+    NodeStorageFull,
+    NodeUnavailable,
+    NotSupported,
+    OutcomeUnknown,
+    ProtocolError,
+    SandboxDiskFull,
+    SandboxNotFound,
+    SandboxStopped,
+    SandboxUnavailable,
+    Unauthenticated,
+    UserNotFound,
+    tree,
+)
 from barchan.spec import NodeInfo, SandboxInfo, SandboxSpec
 from barchan.usage import SandboxStats
 from barchan.wire.messages import Created, EnvironmentInfo
@@ -27,14 +52,32 @@ class Route(NamedTuple):
     """Type of the JSON answer; `bytes` for a raw one; None for no body."""
     lines: Any = None
     """Type of each line of the streamed answer (200, NDJSON), where there is one beside `answer`."""
-    query: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()
+    query: type[NoQuery] = NoQuery
+    key: bool = False
+    """Takes an `Idempotency-Key`."""
     status: int = 200
+    fails: tuple[type[BarchanError], ...] = ()
+    """Errors of its own, each with those below it in the tree, beside what `errors_of` adds."""
     open: bool = False
     """Needs no token."""
 
 
 _ONE = "/v1/sandboxes/{sandbox}"
+_EVERYWHERE = (InvalidRequest, InternalError)
+_NODES = (NodeUnavailable, ProtocolError, AdmissionRefused, LogCorrupt, NodeStorageFull, OutcomeUnknown)
+"""Of whatever a node answers."""
+_SANDBOX = (*_NODES, SandboxNotFound, SandboxStopped, SandboxUnavailable, NotSupported)
+_FILE = (*_SANDBOX, FileFailure, UserNotFound, SandboxDiskFull)
+_CREATE = (*_NODES, Conflict, EnvironmentNotFound, NotSupported, NodeError, SandboxStopped, SandboxUnavailable)
+_EXEC = (*_SANDBOX, Conflict, UserNotFound)
+
+
+def errors_of(route: Route) -> tuple[type[BarchanError], ...]:
+    """Every error that the route may answer with."""
+    roots = (*_EVERYWHERE, *(() if route.open else (Unauthenticated,)), *route.fails)
+    found = {leaf for root in roots for leaf in tree(root)}
+    return tuple(cls for cls in tree() if cls in found)
+
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -45,9 +88,10 @@ ROUTES: tuple[Route, ...] = (
         body=SandboxSpec,
         answer=SandboxInfo,
         lines=Created,
-        query=("count",),
-        headers=("Idempotency-Key",),
+        query=CountQuery,
+        key=True,
         status=201,
+        fails=_CREATE,
     ),
     Route(
         "GET",
@@ -55,11 +99,21 @@ ROUTES: tuple[Route, ...] = (
         sandboxes.find,
         "A page of sandboxes in the order of ids; `label=key=value` and `state` may repeat",
         answer=tuple[SandboxInfo, ...],
-        query=tuple(sorted(sandboxes.FILTERS)),
+        query=FindQuery,
+        fails=(*_NODES, SandboxNotFound),
     ),
-    Route("GET", _ONE, sandboxes.get, "One sandbox", answer=SandboxInfo),
-    Route("GET", f"{_ONE}/stats", sandboxes.stats, "What a sandbox uses; does not count as use", answer=SandboxStats),
-    Route("DELETE", _ONE, sandboxes.stop, "Stop a sandbox; repeating it is harmless", answer=SandboxInfo),
+    Route("GET", _ONE, sandboxes.get, "One sandbox", answer=SandboxInfo, fails=_SANDBOX),
+    Route(
+        "GET",
+        f"{_ONE}/stats",
+        sandboxes.stats,
+        "What a sandbox uses; does not count as use",
+        answer=SandboxStats,
+        fails=_SANDBOX,
+    ),
+    Route(
+        "DELETE", _ONE, sandboxes.stop, "Stop a sandbox; repeating it is harmless", answer=SandboxInfo, fails=_SANDBOX
+    ),
     Route(
         "POST",
         f"{_ONE}/renew",
@@ -67,6 +121,7 @@ ROUTES: tuple[Route, ...] = (
         "Count as use; change its time limits",
         body=Renewal,
         answer=SandboxInfo,
+        fails=_SANDBOX,
     ),
     Route(
         "POST",
@@ -75,6 +130,7 @@ ROUTES: tuple[Route, ...] = (
         "Run a command and answer with its result and output; hanging up cancels it",
         body=ExecBody,
         answer=ExecAnswer,
+        fails=_EXEC,
     ),
     Route(
         "GET",
@@ -82,10 +138,17 @@ ROUTES: tuple[Route, ...] = (
         execs.history,
         "Commands of a sandbox",
         answer=tuple[ExecRecord, ...],
-        query=("after", "limit"),
+        query=PageQuery,
+        fails=_SANDBOX,
     ),
     Route(
-        "POST", f"{_ONE}/exec/{{exec}}/signal", execs.signal, "Send a signal to a command", body=SignalBody, answer=Done
+        "POST",
+        f"{_ONE}/exec/{{exec}}/signal",
+        execs.signal,
+        "Send a signal to a command",
+        body=SignalBody,
+        answer=Done,
+        fails=(*_SANDBOX, ExecNotFound),
     ),
     Route(
         "POST",
@@ -93,8 +156,9 @@ ROUTES: tuple[Route, ...] = (
         execs.cancel,
         "End a command with all its processes; repeating it is harmless",
         answer=Done,
+        fails=(*_SANDBOX, ExecNotFound),
     ),
-    Route("GET", f"{_ONE}/files", files.read, "Read a file", answer=bytes, query=("path", "user")),
+    Route("GET", f"{_ONE}/files", files.read, "Read a file", answer=bytes, query=FileQuery, fails=_FILE),
     Route(
         "PUT",
         f"{_ONE}/files",
@@ -102,7 +166,8 @@ ROUTES: tuple[Route, ...] = (
         "Write a file whole, its directories too; `mode` is octal",
         body=bytes,
         answer=Done,
-        query=("path", "user", "mode"),
+        query=WriteQuery,
+        fails=_FILE,
     ),
     Route(
         "GET",
@@ -110,9 +175,17 @@ ROUTES: tuple[Route, ...] = (
         files.entries,
         "List a directory",
         answer=tuple[FileEntry, ...],
-        query=("path", "user", "depth"),
+        query=ListQuery,
+        fails=_FILE,
     ),
-    Route("GET", "/v1/environments", platform.environments, "Environments", answer=tuple[EnvironmentInfo, ...]),
+    Route(
+        "GET",
+        "/v1/environments",
+        platform.environments,
+        "Environments",
+        answer=tuple[EnvironmentInfo, ...],
+        fails=_NODES,
+    ),
     Route("GET", "/v1/nodes", platform.nodes, "Connected nodes", answer=tuple[NodeInfo, ...]),
     Route("GET", "/v1/health", platform.health, "Whether the API answers", answer=Health, open=True),
     Route("GET", "/v1/openapi.json", platform.schema, "This document", answer=dict[str, Any]),

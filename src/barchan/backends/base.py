@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from barchan.spec import BackendName, PoolInfo, SandboxSpec
+from barchan.pools import PoolInfo
+from barchan.spec import BackendName, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 

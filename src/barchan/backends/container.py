@@ -33,7 +33,8 @@ from barchan.layers.mount import LayerMounts
 from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore
-from barchan.spec import MIB, PoolInfo, SandboxSpec
+from barchan.pools import PoolInfo
+from barchan.spec import MIB, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 NATIVE = Path(__file__).resolve().parent.parent / "_native"
@@ -186,10 +187,9 @@ class ContainerBackend:
 
     def usage(self, id: str) -> Usage:
         try:
-            counters = self._group(id).counters()
+            return Usage(*self._group(id).limit_hits())
         except FileNotFoundError:
             return Usage(0, 0)
-        return Usage(counters.oom_kills, counters.pids_max_hits)
 
     async def measure(self, id: str) -> Used:
         try:

@@ -21,7 +21,8 @@ from typing import cast
 from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
 from barchan.backends.fake_commands import Command, Line, Session
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, NotSupported, SandboxUnavailable
-from barchan.spec import GIB, MIB, PoolInfo, SandboxSpec
+from barchan.pools import PoolInfo
+from barchan.spec import GIB, MIB, SandboxSpec
 from barchan.wire.frames import (
     STDERR,
     STDIN,

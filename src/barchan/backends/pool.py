@@ -20,7 +20,8 @@ from typing import Protocol
 from barchan.backends.container_steps import Draft, Order
 from barchan.backends.demand import Demand
 from barchan.errors import BarchanError
-from barchan.spec import Limits, PoolInfo
+from barchan.pools import PoolInfo
+from barchan.spec import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from barchan.wire.messages import (
 MAX_OFFSET = 1 << 62
 MOST_KEY = 56
 """Characters of the key of many: an index is added for each."""
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RANGES: dict[str, tuple[float, float]] = {
     "stdout_offset": (0, MAX_OFFSET),
     "stderr_offset": (0, MAX_OFFSET),
@@ -66,6 +66,8 @@ def check_request(request: Request) -> None:
         _check_filters(request)
     elif isinstance(request, OfFile):
         _check_path(request.path, "path")
+        if request.user is not None:
+            _no_nul(request.user.encode(), "user")
         if isinstance(request, RenameFile):
             _check_path(request.target, "target")
     elif isinstance(request, (StartExec, AttachExec, SignalExec, ResizeExec, CancelExec)):
@@ -95,7 +97,7 @@ def _check_filters(request: ListSandboxes) -> None:
 
 def check_id(value: str, field: str) -> str:
     """An id that a caller chose: a command's, or an idempotency key."""
-    if not _ID.fullmatch(value):
+    if not ID.fullmatch(value):
         raise InvalidRequest(
             f"{field}: {value[:80]!r} is not an id", field=field, hint="1 to 64 of A-Z a-z 0-9 '_' '.' '-'"
         )
@@ -103,7 +105,11 @@ def check_id(value: str, field: str) -> str:
 
 
 def _check_path(path: bytes, field: str) -> None:
-    if b"\0" in path:
-        raise InvalidRequest(f"{field}: contains a NUL byte", field=field, hint="no file name can")
+    _no_nul(path, field)
     if not path:
         raise InvalidRequest(f"{field}: empty", field=field)
+
+
+def _no_nul(value: bytes, field: str) -> None:
+    if b"\0" in value:
+        raise InvalidRequest(f"{field}: contains a NUL byte", field=field, hint="no name can")

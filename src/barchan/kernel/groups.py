@@ -122,11 +122,18 @@ class Group:
             processes=len(self.pids()),
         )
 
+    def limit_hits(self) -> tuple[int, int]:
+        """How often a process was killed for memory, and how often one more was refused."""
+        memory = self.v1.get("memory")
+        oom_kills = _field(memory / "memory.oom_control" if memory else self.unified / "memory.events", "oom_kill")
+        return oom_kills, _field(self.v1.get("pids", self.unified) / "pids.events", "max")
+
     def counters(self) -> Counters:
         memory = self.v1.get("memory")
+        oom_kills, pids_max_hits = self.limit_hits()
         return Counters(
-            oom_kills=_field(memory / "memory.oom_control" if memory else self.unified / "memory.events", "oom_kill"),
-            pids_max_hits=_field(self.v1.get("pids", self.unified) / "pids.events", "max"),
+            oom_kills=oom_kills,
+            pids_max_hits=pids_max_hits,
             memory=int(_text(memory / "memory.usage_in_bytes" if memory else self.unified / "memory.current") or 0),
         )
 

@@ -32,7 +32,7 @@ class GuestChannel(asyncio.BufferedProtocol):
 
     def __init__(self, on_lost: Callable[[GuestChannel, Exception], None]) -> None:
         self._on_lost = on_lost
-        self._reader = FrameReader()
+        self._reader = FrameReader(guest.MAX_FROM_GUEST)
         self._room = memoryview(b"")
         self._transport: asyncio.Transport | None = None
         self._sinks: dict[int, FrameSink] = {}

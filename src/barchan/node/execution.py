@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from barchan.backends.base import Usage
 from barchan.errors import BarchanError, InternalError, ProtocolError
 from barchan.node.channel import GuestChannel
 from barchan.node.ends import Caller, Input, Output, Reader
@@ -66,6 +67,8 @@ class Execution:
         self.cwd = ""
         """What was asked for, for errors that name it."""
         self.takes_input = True
+        self.before = Usage(0, 0)
+        """The sandbox's counters when it was started, or taken up."""
         self.held = False
         """It was cancelled because it did not start."""
         self.input = Input()

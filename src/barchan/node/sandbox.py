@@ -66,7 +66,8 @@ class LiveSandbox:
         self._shells = Shells(id, recorder, self._executions)
         self._starting: dict[str, float] = {}
         self._operations: set[Operation] = set()
-        self._used = Usage(0, 0)
+        self._unused: Usage | None = None
+        """Counters as no command has changed them yet."""
         self._redials = 0
         self._redialling: asyncio.Task[None] | None = None
         self._closed: BarchanError | None = None
@@ -83,8 +84,7 @@ class LiveSandbox:
         assert isinstance(channel, GuestChannel), "the factory made it"
         welcome = await channel.greet()
         self._channel = channel
-        if welcome.last:  # otherwise nothing ran in it yet
-            self._used = self._backend.usage(self.id)
+        self._unused = self._backend.usage(self.id) if welcome.last else Usage(0, 0)
         await self._resume(channel, welcome)
         channel.deliver()
 
@@ -245,6 +245,7 @@ class LiveSandbox:
 
     def _execution(self, id: str, seq: int) -> Execution:
         execution = Execution(self.id, id, seq, self._recorder, self._conclude)
+        execution.before = self._unused or execution.before
         execution.result.add_done_callback(lambda _: self._executions.pop(id, None))
         return execution
 
@@ -255,6 +256,7 @@ class LiveSandbox:
             return
         self._starting[execution.id] = time.monotonic()
         execution.started.add_done_callback(lambda _: self._starting.pop(execution.id, None))
+        execution.before, self._unused = self._unused or self._backend.usage(self.id), None
         channel.send(self._encoded(execution, exec_))
         execution.bind(channel)
 
@@ -278,11 +280,11 @@ class LiveSandbox:
             end = outcome.held(2 * START_SECONDS)
         limit = None
         if outcome.suspicious(end):
-            before, self._used = self._used, self._backend.usage(self.id)
+            used = self._backend.usage(self.id)
             limit = outcome.limit_of(
                 end,
-                oom=self._used.oom_kills > before.oom_kills,
-                pids=self._used.pids_hits > before.pids_hits,
+                oom=used.oom_kills > execution.before.oom_kills,
+                pids=used.pids_hits > execution.before.pids_hits,
                 disk=self._backend.disk_full(self.id),
             )
         totals = tuple(output.eof or (0, 0) for output in execution.outputs.values())

@@ -11,6 +11,7 @@ import msgspec
 
 from barchan.errors import InvalidRequest
 from barchan.mounts import DataMount
+from barchan.sdk import _compat
 from barchan.sdk._address import find_address
 from barchan.sdk._connection import Connection
 from barchan.sdk._many import Batch
@@ -41,6 +42,7 @@ from barchan.wire.messages import (
 )
 
 
+@_compat.exclusive
 class Client:
     """Access to one barchan API: `async with Client() as client`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from barchan.errors import InvalidRequest, RequestTimeout
@@ -17,6 +17,21 @@ Lock = asyncio.Lock
 Cancelled = asyncio.CancelledError
 monotonic = time.monotonic
 sleep = asyncio.sleep
+
+
+def exclusive(cls: type[T]) -> type[T]:
+    """What the methods do is not disturbed by other threads, but where they wait. An event loop sees to that anyhow."""
+    return cls
+
+
+def free(work: Callable[..., T]) -> Callable[..., T]:
+    """A function of the caller's, which may take its time or use the SDK."""
+    return work
+
+
+def source(pieces: AsyncIterable[T]) -> AsyncIterable[T]:
+    """As `free`."""
+    return pieces
 
 
 def spawn(keep: set[Task[Any]], work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Task[T]:

@@ -8,11 +8,7 @@ from collections.abc import Awaitable, Callable
 from random import random
 from typing import Any, TypeVar
 
-from barchan.errors import (
-    ApiUnavailable,
-    BarchanError,
-    NodeUnavailable,
-)
+from barchan.errors import ApiUnavailable, BarchanError, NodeUnavailable
 from barchan.sdk import _compat
 from barchan.sdk._address import Address
 from barchan.sdk._socket import CLOSE_WAIT, Socket
@@ -143,9 +139,12 @@ class Connection:
                 await patience.wait(error)
 
     async def _dial_once(self) -> Link:
-        self._socket = await Socket.open(self.address, self._tls)
-        self._worked = True
-        return self._socket.link
+        socket = await Socket.open(self.address, self._tls)
+        if self.closed:
+            await socket.close()
+            raise ApiUnavailable("the client is closed")
+        self._socket, self._worked = socket, True
+        return socket.link
 
 
 async def answer(call: Call) -> bytes:

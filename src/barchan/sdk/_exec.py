@@ -6,46 +6,17 @@ from collections.abc import AsyncIterable
 
 import msgspec
 
-from barchan.errors import BarchanError, CommandFailed, InvalidRequest
+from barchan.errors import BarchanError, InvalidRequest
 from barchan.sdk import _compat
 from barchan.sdk._connection import TRANSIENT, Connection, Patience, answer
-from barchan.sdk._values import packed
+from barchan.sdk._results import CompletedExec
+from barchan.sdk._values import checked_piece, packed
 from barchan.spec import Exec, ExecResult, check_exec
 from barchan.wire.frames import STDERR, STDOUT, Frame, FrameType
 from barchan.wire.messages import AttachExec, CancelExec, ExecStarted, Request, StartExec, unpack
 from barchan.wire.streams import CallStreams, Taking
 
 Input = bytes | bytearray | memoryview | str | AsyncIterable[bytes]
-
-
-class CompletedExec(ExecResult, frozen=True, kw_only=True):
-    """How a command ended, with its output. A non-zero exit is a value here, not an exception."""
-
-    stdout: bytes = b""
-    """At most `output_limit` bytes; `stdout_dropped` says how many followed."""
-    stderr: bytes = b""
-
-    @property
-    def ok(self) -> bool:
-        """It ran to its end and returned 0."""
-        return self.outcome == "exited" and self.exit_code == 0
-
-    @property
-    def text(self) -> str:
-        """Standard output as UTF-8; what is not becomes U+FFFD."""
-        return self.stdout.decode("utf-8", "replace")
-
-    @property
-    def stderr_text(self) -> str:
-        return self.stderr.decode("utf-8", "replace")
-
-    def check(self) -> CompletedExec:
-        """Itself when `ok`; otherwise raises `CommandFailed`, whose `result` it is."""
-        if self.ok:
-            return self
-        how = self.limit or (f"exit code {self.exit_code}" if self.outcome == "exited" else self.outcome)
-        last = self.stderr_text.strip().splitlines()[-1:] or [""]
-        raise CommandFailed(f"command failed: {how}", hint=last[0][:200], result=self)
 
 
 class ExecCall:
@@ -166,11 +137,11 @@ async def _feed(call: ExecCall, source: Input) -> None:
     """A source that fails ends the command: half an input must not look like all of it."""
     sender = call.streams.stdin
     try:
-        if isinstance(source, AsyncIterable):
-            async for piece in source:
-                await sender.write(piece)
-        else:
+        if isinstance(source, (str, bytes, bytearray, memoryview)):
             await sender.write(source.encode() if isinstance(source, str) else source)
+        else:
+            async for piece in _compat.source(source):
+                await sender.write(checked_piece(piece, "stdin"))
         sender.eof()
     except Exception as error:
         if error is call.failure:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from barchan.errors import FileMissing, InvalidRequest, ProtocolError
 from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
 from barchan.sdk._local import local_files, local_path, local_size
 from barchan.sdk._tree import PIECE, TransferReport, TreeWriter, pack_file, pack_tree
-from barchan.sdk._values import packed, to_bytes
+from barchan.sdk._values import checked_piece, packed, to_bytes
 from barchan.spec import GIB, FileStat
 from barchan.wire.guest import Cursor, read_entry, stat_of
 from barchan.wire.link import Call
@@ -42,6 +42,7 @@ MAX_READ = GIB
 MAX_DOWNLOAD, MAX_ENTRIES = 16 * GIB, 1_000_000
 
 
+@runtime_checkable
 class Readable(Protocol):
     """A binary file object."""
 
@@ -51,6 +52,7 @@ class Readable(Protocol):
 Content = bytes | bytearray | memoryview | str | AsyncIterable[bytes] | Readable
 
 
+@_compat.exclusive
 class Files:
     """`sandbox.files`. Paths are `str` (UTF-8) or bytes; relative ones start at `/`. `user` None is the sandbox's user.
 
@@ -205,6 +207,7 @@ class Files:
         files cost a sandbox nothing.
         A `FileFailure` may also be about a local file; its message says so. What was written before an error stays.
         """
+        progress = None if progress is None else _compat.free(progress)
         request, path = GetTree(sandbox=self._sandbox, path=to_bytes(remote, "remote"), user=user), local_path(local)
         total = None
         if progress is not None and (found := await self.stat(request.path, follow=False, user=user)).kind == "file":
@@ -271,6 +274,7 @@ async def _locally(root: Path, work: Callable[..., T], *args: Any) -> T:
 async def _write_all(
     sender: ByteSender, pieces: AsyncIterator[bytes], progress: Progress | None, total: int | None
 ) -> None:
+    progress = None if progress is None else _compat.free(progress)
     async for piece in pieces:
         await sender.write(piece)
         if progress is not None:
@@ -279,18 +283,18 @@ async def _write_all(
 
 
 async def _pieces(data: Content) -> AsyncIterator[bytes]:
-    if isinstance(data, AsyncIterable):
-        async for piece in data:
-            yield piece
-    elif isinstance(data, str):
+    if isinstance(data, str):
         yield data.encode()
     elif isinstance(data, (bytes, bytearray, memoryview)):
         yield cast(bytes, data)
-    else:
+    elif isinstance(data, Readable):
         while chunk := await _compat.in_thread(data.read, _BATCH):
             if not isinstance(chunk, bytes):
                 raise InvalidRequest("data: the file is open as text", field="data", hint="open it with mode 'rb'")
             yield chunk
+    else:
+        async for piece in _compat.source(data):
+            yield checked_piece(piece, "data")
 
 
 def _length(data: Content) -> int | None:
@@ -298,7 +302,7 @@ def _length(data: Content) -> int | None:
 
 
 def _check_content(data: Content) -> None:
-    if not isinstance(data, (str, bytes, bytearray, memoryview, AsyncIterable)) and not hasattr(data, "read"):
+    if not isinstance(data, (str, bytes, bytearray, memoryview, AsyncIterable, Readable)):
         raise InvalidRequest(
             f"data: {type(data).__name__} is no content",
             field="data",

@@ -7,7 +7,9 @@ from typing import Self
 import msgspec
 
 from barchan.errors import BarchanError, from_body
+from barchan.sdk import _compat
 from barchan.sdk._connection import TRANSIENT, Connection
+from barchan.sdk._results import CreateFailure
 from barchan.sdk._sandbox import Sandbox
 from barchan.sdk._values import packed
 from barchan.wire.link import Link
@@ -15,17 +17,7 @@ from barchan.wire.many import Arrivals
 from barchan.wire.messages import CancelMany, Created, CreateMany
 
 
-class CreateFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why one of many could not be made."""
-
-    index: int
-    """Which of them, from 0."""
-    error: BarchanError
-    """As `create` would have raised it; `phase` says where, `retry` whether trying again may help."""
-    queued_ms: float = 0.0
-    """How long it waited before a node was asked for it, milliseconds."""
-
-
+@_compat.exclusive
 class Batch:
     """What `create_many` returns: `async with` it, and iterate over the sandboxes in the order in which they become ready.
 

@@ -15,6 +15,7 @@ from barchan.wire.streams import ByteReceiver, ByteSender, CallStreams, Taking
 SIGKILL = 9
 
 
+@_compat.exclusive
 class ProcessOutput:
     """One output of a command: `async for chunk in process.stdout`, or `read()`.
 
@@ -59,6 +60,7 @@ class ProcessOutput:
             self._receiver.take(Taking.PREFIX)
 
 
+@_compat.exclusive
 class ProcessInput:
     """Standard input of a command that was started with `stdin=True`. One writer at a time."""
 
@@ -74,6 +76,7 @@ class ProcessInput:
         self._sender.eof()
 
 
+@_compat.exclusive
 class Process:
     """A command in a sandbox. It does not depend on this handle: dropping it, or losing the connection, lets it run on.
 

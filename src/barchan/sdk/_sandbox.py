@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Self
 
 from barchan.errors import BarchanError
+from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
-from barchan.sdk._exec import CompletedExec, Input, run_exec
+from barchan.sdk._exec import Input, run_exec
 from barchan.sdk._files import Files
 from barchan.sdk._process import Process, begin
+from barchan.sdk._results import CompletedExec
 from barchan.sdk._shell import Shell
 from barchan.sdk._terminal import OUTPUT_LIMIT as TERMINAL_LIMIT
 from barchan.sdk._terminal import TERM, TerminalProcess
@@ -33,6 +35,7 @@ from barchan.wire.messages import (
 OUTPUT_LIMIT = 64 * MIB
 
 
+@_compat.exclusive
 class Sandbox:
     """A sandbox. As a context manager it is stopped at the end of the block.
 

@@ -8,8 +8,9 @@ from typing import Self
 from barchan.errors import BarchanError, SandboxNotFound, SandboxStopped, SandboxUnavailable, ShellEnded
 from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
-from barchan.sdk._exec import CompletedExec, run_exec
+from barchan.sdk._exec import run_exec
 from barchan.sdk._process import Process, begin
+from barchan.sdk._results import CompletedExec
 from barchan.sdk._values import Text, to_bytes, value_of
 from barchan.spec import MIB, Exec, ExecId, ExecResult
 from barchan.wire.ids import new_exec_id
@@ -20,6 +21,7 @@ GONE = (SandboxNotFound, SandboxStopped, SandboxUnavailable)
 """There is nothing left to end."""
 
 
+@_compat.exclusive
 class Shell:
     """A shell that keeps what its commands leave behind: `async with sandbox.shell() as shell`, or `open()` and `close()`.
 

@@ -51,12 +51,6 @@ class Socket:
         await self._hang_up()
         await _compat.ended(self._tasks, CLOSE_WAIT)
 
-    def abort(self) -> None:
-        """As when the network loses it."""
-        connection = self._socket._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.close()
-
     async def _hang_up(self) -> None:
         await self._socket.close()
         await self._session.close()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Self
 
 from barchan.errors import BarchanError, SandboxNotFound, SandboxStopped, SandboxUnavailable
+from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
 from barchan.sdk._process import Process
 from barchan.sdk._values import value_of
@@ -18,6 +19,7 @@ OUTPUT_LIMIT = 1 << 30
 """Of a terminal, where nobody expects the output to stop."""
 
 
+@_compat.exclusive
 class TerminalProcess:
     """A command on a terminal: `async with await sandbox.tty(["bash"]) as terminal`, which ends it with the block.
 

@@ -48,6 +48,13 @@ def packed(request: Request) -> bytes:
         raise InvalidRequest(f"{request.op}: {error}", hint="an argument has a wrong type or cannot be sent") from error
 
 
+def checked_piece(piece: bytes, field: str) -> bytes:
+    """Of a source that the caller gave."""
+    if not isinstance(piece, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(f"{field}: it yields {type(piece).__name__}", field=field, hint="yield bytes")
+    return piece
+
+
 def to_bytes(value: Text | os.PathLike[str] | os.PathLike[bytes], field: str = "path") -> bytes:
     """UTF-8, whatever the local encoding; bytes that came as surrogate escapes go back to what they were."""
     try:

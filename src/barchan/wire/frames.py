@@ -27,7 +27,8 @@ HEAD = struct.Struct("<IBBHQ")
 _DATA_HEAD = struct.Struct("<IBBHQQ")
 U64 = struct.Struct("<Q")
 TWO_U64 = struct.Struct("<QQ")
-MAX_PAYLOAD = (1 << 20) + 64
+MAX_PAYLOAD = (2 << 20) + 64
+"""All arguments and variables that the kernel gives a program fit one frame."""
 CHUNK = 128 << 10
 """The most bytes senders put in one DATA frame."""
 

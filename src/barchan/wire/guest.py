@@ -17,6 +17,8 @@ from barchan.wire.frames import FrameType, Payload, encode
 VERSION_OLDEST, VERSION_NEWEST = 1, 1
 KEEP = 0xFFFFFFFF
 ALL = 0xFFFFFFFFFFFFFFFF
+MAX_FROM_GUEST = (1 << 20) + 64
+"""Of the payloads that a guest sends; it takes up to `frames.MAX_PAYLOAD`."""
 INPUT_WINDOW = 256 << 10
 """Input bytes that the guest takes beyond those it has taken, before it says so."""
 

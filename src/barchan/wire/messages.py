@@ -385,11 +385,11 @@ def unpack_call(data: Payload) -> Request:
 
 
 def field_of(error: msgspec.ValidationError) -> str:
-    """The field that msgspec complains of: the `$.a.b` path, or the unknown field's name."""
+    """The field that msgspec complains of: the `$.a.b` path, with the name of one that is unknown or missing."""
     text = str(error)
     _, _, path = text.partition("at `$")
     name = path.split("`")[0].lstrip(".")
-    if "unknown field" in text:
-        unknown = text.split("`")[1]
-        return f"{name}.{unknown}" if name else unknown
+    if "unknown field" in text or "missing required field" in text:
+        last = text.split("`")[1]
+        return f"{name}.{last}" if name else last
     return name

@@ -1,0 +1,52 @@
+# Generated from src/barchan/sdk/__init__.py by `python -m tests.repo.unasync`: edit that file, not this one.
+"""The client that blocks. Import its names from `barchan.sync`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from barchan.sdk._results import CompletedExec, CreateFailure
+    from barchan.sdk._sync._client import Client
+    from barchan.sdk._sync._files import Files
+    from barchan.sdk._sync._many import Batch
+    from barchan.sdk._sync._process import Process, ProcessInput, ProcessOutput
+    from barchan.sdk._sync._sandbox import Sandbox
+    from barchan.sdk._sync._shell import Shell
+    from barchan.sdk._sync._terminal import TerminalProcess
+    from barchan.sdk._tree import TransferReport
+
+_HOMES = {
+    "Batch": "barchan.sdk._sync._many",
+    "Client": "barchan.sdk._sync._client",
+    "CompletedExec": "barchan.sdk._results",
+    "CreateFailure": "barchan.sdk._results",
+    "Files": "barchan.sdk._sync._files",
+    "Process": "barchan.sdk._sync._process",
+    "ProcessInput": "barchan.sdk._sync._process",
+    "ProcessOutput": "barchan.sdk._sync._process",
+    "Sandbox": "barchan.sdk._sync._sandbox",
+    "Shell": "barchan.sdk._sync._shell",
+    "TerminalProcess": "barchan.sdk._sync._terminal",
+    "TransferReport": "barchan.sdk._tree",
+}
+__all__ = [
+    "Batch",
+    "Client",
+    "CompletedExec",
+    "CreateFailure",
+    "Files",
+    "Process",
+    "ProcessInput",
+    "ProcessOutput",
+    "Sandbox",
+    "Shell",
+    "TerminalProcess",
+    "TransferReport",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: who takes one of the two clients does not load the other, nor its HTTP library."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,156 @@
+# Generated from src/barchan/sdk/_connection.py by `python -m tests.repo.unasync`: edit that file, not this one.
+"""One WebSocket to the API, opened when first needed and again when lost, and the calls on it."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable
+from random import random
+from typing import Any, TypeVar
+
+from barchan.errors import ApiUnavailable, BarchanError, NodeUnavailable
+from barchan.sdk._address import Address
+from barchan.sdk._sync import _compat
+from barchan.sdk._sync._link import Call, Link
+from barchan.sdk._sync._socket import CLOSE_WAIT, Socket
+from barchan.sdk._sync._streams import CallStreams, Taking
+from barchan.sdk._values import packed
+from barchan.wire.frames import STDOUT
+from barchan.wire.messages import Request
+
+T = TypeVar("T")
+TRANSIENT = (ApiUnavailable, NodeUnavailable)
+"""What may be tried again when the request allows it."""
+_FIRST_DELAY, _MOST_DELAY = 0.05, 1.0
+
+
+class Patience:
+    """Back-off with an end: waits longer each time, and gives up `seconds` after the first failure in a row."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: float | None = None
+        self._delay = _FIRST_DELAY
+
+    def reset(self) -> None:
+        """It worked."""
+        self._until = None
+        self._delay = _FIRST_DELAY
+
+    def wait(self, error: BarchanError) -> None:
+        """Before the next try. Raises `error` when there shall be none."""
+        now = _compat.monotonic()
+        if self._until is None:
+            self._until = now + self._seconds
+        if now >= self._until:
+            raise error
+        _compat.sleep(min(self._delay * (0.5 + random()), self._until - now))
+        self._delay = min(2 * self._delay, _MOST_DELAY)
+
+
+class Connection:
+    """`reconnect` is how many seconds a lost connection is dialled again before calls fail with `ApiUnavailable`."""
+
+    def __init__(self, address: Address, *, reconnect: float, tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self.reconnect = reconnect
+        self.tasks: set[_compat.Task[Any]] = set()
+        """Everything that runs beside the caller."""
+        self._tls = tls
+        self._socket: Socket | None = None
+        self._dialling: _compat.Task[Link] | None = None
+        self._worked = False
+        self.closed = False
+
+    def link(self) -> Link:
+        """The live link. Concurrent callers share one attempt to open it."""
+        if self._socket is not None and self._socket.link.lost is None:
+            return self._socket.link
+        if self.closed:
+            raise ApiUnavailable("the client is closed")
+        if self._dialling is None or self._dialling.done():
+            self._dialling = _compat.spawn(self.tasks, self._dial)
+        return _compat.joined(self._dialling)
+
+    def close(self) -> None:
+        """Send what is waiting, hang up. Commands go on in their sandboxes."""
+        self.closed = True
+        if self._socket is not None:
+            self._socket.close()
+        _compat.ended(self.tasks, CLOSE_WAIT)
+
+    def attempts(self, attempt: Callable[[Link], T]) -> T:
+        """Try again while the API or the node is away. For what may happen twice without harm."""
+        patience = Patience(self.reconnect)
+        while True:
+            try:
+                return attempt(self.link())
+            except TRANSIENT as error:
+                if self.closed or not self._worked:
+                    raise
+                patience.wait(error)
+
+    def request(self, request: Request, *, retry: bool, timeout: float | None) -> bytes:
+        """The REPLY payload of a call without streams. Raises `RequestTimeout` after `timeout` seconds."""
+
+        def attempt(link: Link) -> bytes:
+            return answer(link.call(payload))
+
+        payload = packed(request)
+        with _compat.within(timeout, request.op):
+            if retry:
+                return self.attempts(attempt)
+            return attempt(self.link())
+
+    def fetch(self, request: Request, *, most: int = 1 << 62) -> bytes:
+        """All bytes of stream 1 of a call that only reads. More than `most` is a `ProtocolError`."""
+
+        def attempt(link: Link) -> bytes:
+            streams = CallStreams(outputs=(STDOUT,), taking=Taking.COLLECT, most=most, confirmed=True)
+            call = link.call(payload, streams.on_frame)
+            streams.follow(call)
+            answer(call)
+            return streams.stdout.collected()
+
+        payload = packed(request)
+        return self.attempts(attempt)
+
+    def post(self, request: Request) -> None:
+        """Send without waiting for the answer; when the connection is away, as soon as it is back."""
+        payload = packed(request)
+        if self._socket is not None and self._socket.link.lost is None:
+            self._socket.link.call(payload)
+        elif not self.closed:
+            _compat.spawn(self.tasks, self._post_later, payload)
+
+    def _post_later(self, payload: bytes) -> None:
+        with contextlib.suppress(BarchanError):
+            (self.link()).call(payload)
+
+    def _dial(self) -> Link:
+        patience = Patience(self.reconnect)
+        while True:
+            try:
+                return self._dial_once()
+            except ApiUnavailable as error:
+                # A client that never reached the API has a wrong address or no API: waiting helps nobody.
+                if not self._worked:
+                    raise
+                patience.wait(error)
+
+    def _dial_once(self) -> Link:
+        socket = Socket.open(self.address, self._tls)
+        if self.closed:
+            socket.close()
+            raise ApiUnavailable("the client is closed")
+        self._socket, self._worked = socket, True
+        return socket.link
+
+
+def answer(call: Call) -> bytes:
+    """Wait for the answer; being cancelled meanwhile abandons the call."""
+    try:
+        return call.answer.wait()
+    finally:
+        call.abandon()

@@ -1,0 +1,99 @@
+# Generated from src/barchan/sdk/_many.py by `python -m tests.repo.unasync`: edit that file, not this one.
+"""Many sandboxes by one request."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import msgspec
+
+from barchan.errors import BarchanError, from_body
+from barchan.sdk._results import CreateFailure
+from barchan.sdk._sync import _compat
+from barchan.sdk._sync._arrivals import Arrivals
+from barchan.sdk._sync._connection import TRANSIENT, Connection
+from barchan.sdk._sync._link import Link
+from barchan.sdk._sync._sandbox import Sandbox
+from barchan.sdk._values import packed
+from barchan.wire.messages import CancelMany, Created, CreateMany
+
+
+@_compat.exclusive
+class Batch:
+    """What `create_many` returns: `with` it, and iterate over the sandboxes in the order in which they become ready.
+
+    A sandbox is yours from the moment the loop gives it to you: it goes on after the block, until you stop it. Leaving the
+    block early, or losing the client, ends the batch: no more are made, and those that were made and not given to you are
+    removed. A lost connection is dialled again and the batch goes on; those that you have not got yet are removed when the
+    client does not come back within 90 seconds. At most 256 are made ahead of what you have taken.
+
+    Iterating raises what concerns the request as a whole (`InvalidRequest`, `ApiUnavailable`, `Conflict` when another call
+    goes on with the same key). What concerns one sandbox is collected in `failures`.
+    """
+
+    def __init__(self, connection: Connection, request: CreateMany, timeout: float | None) -> None:
+        self.failures: list[CreateFailure] = []
+        """Of those that came so far."""
+        self._connection = connection
+        self._request = request
+        self._timeout = timeout
+        self._done: set[int] = set()
+        self._mine: set[int] = set()
+        self._arrivals: Arrivals | None = None
+
+    @property
+    def key(self) -> str:
+        """Iterating over a batch of the same key, count and values gives the same sandboxes, also in another process."""
+        return self._request.key
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        arrivals = self._arrivals
+        if arrivals is None:
+            return
+        if isinstance(arrivals.error, TRANSIENT):
+            self._connection.post(self._cancellation(self._mine))
+        else:
+            arrivals.abandon()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sandbox:
+        while True:
+            created = self._connection.attempts(self._next)
+            if created is None:
+                raise StopIteration
+            self._done.add(created.index)
+            if created.sandbox is not None:
+                self._mine.add(created.index)
+                return Sandbox(self._connection, created.sandbox, self._timeout)
+            self._fail(created)
+
+    def all(self) -> tuple[Sandbox, ...]:
+        """All of them, or none: when one cannot be made, every other is removed and its error is raised."""
+        found = []
+        for sandbox in self:
+            found.append(sandbox)
+            if self.failures:
+                break
+        if self.failures:
+            self._connection.request(self._cancellation(set()), retry=True, timeout=self._timeout)
+            raise self.failures[0].error
+        return tuple(found)
+
+    def _next(self, link: Link) -> Created | None:
+        if self._arrivals is None or self._arrivals.error is not None:
+            request = msgspec.structs.replace(self._request, done=tuple(sorted(self._done)))
+            arrivals = self._arrivals = Arrivals()
+            arrivals.follow(link.call(packed(request), arrivals.on_frame))
+        return self._arrivals.next()
+
+    def _fail(self, created: Created) -> None:
+        error = from_body(created.error) if created.error is not None else BarchanError("no reason was given")
+        self.failures.append(CreateFailure(index=created.index, error=error, queued_ms=created.queued_ms))
+
+    def _cancellation(self, keep: set[int]) -> CancelMany:
+        return CancelMany(key=self.key, count=self._request.count, done=tuple(sorted(keep)))

@@ -1,0 +1,129 @@
+"""From an address to an open WebSocket, blocking."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from urllib.parse import urlsplit
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.uri import parse_uri
+
+from barchan.errors import ProtocolError
+from barchan.sdk._address import Address
+from barchan.sdk._failures import refused, unreachable
+from barchan.wire.frames import Payload
+from barchan.wire.transports import MAX_MESSAGE
+
+_PATIENCE = 30.0
+"""Seconds for each step of connecting."""
+_ROOM = 64 << 10
+
+
+class Tls:
+    """TLS between bytes and bytes, so that reading and writing threads share no socket of `ssl`, which is not made for that."""
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._arrived = ssl.MemoryBIO()
+        self._leaving = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._arrived, self._leaving, server_hostname=host)
+
+    def shake_hands(self, sock: socket.socket) -> None:
+        """Raises `OSError`, of which `SSLError` is one."""
+        while True:
+            try:
+                self._object.do_handshake()
+            except ssl.SSLWantReadError:
+                sock.sendall(self._leaving.read())
+                data = sock.recv(_ROOM)
+                if not data:
+                    raise ConnectionResetError("hung up during the TLS handshake") from None
+                self._arrived.write(data)
+            else:
+                sock.sendall(self._leaving.read())
+                return
+
+    def sealed(self, data: bytes) -> bytes:
+        self._object.write(data)
+        return self._leaving.read()
+
+    def opened(self, data: Payload) -> bytes:
+        """What has arrived whole."""
+        self._arrived.write(data)
+        parts = []
+        try:
+            while part := self._object.read(_ROOM):
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        return b"".join(parts)
+
+
+def upgraded(address: Address, tls: ssl.SSLContext | None) -> tuple[socket.socket, Tls | None, ClientProtocol]:
+    """Raises `ApiUnavailable` when trying again may help, and what else `unreachable` and `refused` say."""
+    try:
+        sock = _dialled(address)
+    except OSError as error:
+        raise unreachable(address, error) from error
+    try:
+        sealing = _secured(address, sock, tls)
+        protocol = _shaken(address, sock, sealing)
+        sock.settimeout(None)
+    except OSError as error:
+        sock.close()
+        raise unreachable(address, error) from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock, sealing, protocol
+
+
+def _dialled(address: Address) -> socket.socket:
+    """Raises `OSError`."""
+    if not address.unix:
+        parts = urlsplit(address.base)
+        sock = socket.create_connection((parts.hostname, parts.port or _port(parts.scheme)), _PATIENCE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(_PATIENCE)
+        sock.connect(address.unix)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _port(scheme: str) -> int:
+    return 443 if scheme == "https" else 80
+
+
+def _secured(address: Address, sock: socket.socket, tls: ssl.SSLContext | None) -> Tls | None:
+    if address.unix or not address.base.startswith("https:"):
+        return None
+    sealing = Tls(tls or ssl.create_default_context(), urlsplit(address.base).hostname or "")
+    sealing.shake_hands(sock)
+    return sealing
+
+
+def _shaken(address: Address, sock: socket.socket, tls: Tls | None) -> ClientProtocol:
+    """The WebSocket handshake."""
+    protocol = ClientProtocol(parse_uri(f"ws{address.base.removeprefix('http')}/v1/connect"), max_size=MAX_MESSAGE)
+    request = protocol.connect()
+    if address.token:
+        request.headers["Authorization"] = f"Bearer {address.token}"
+    protocol.send_request(request)
+    for data in protocol.data_to_send():
+        sock.sendall(data if tls is None else tls.sealed(data))
+    while not protocol.events_received():
+        data = sock.recv(_ROOM)
+        if not data:
+            raise ConnectionResetError("hung up without an answer")
+        protocol.receive_data(data if tls is None else tls.opened(data))
+        if (error := protocol.handshake_exc) is not None:
+            if isinstance(error, InvalidStatus):
+                raise refused(address, error.response.status_code) from error
+            raise ProtocolError(f"{address} did not open a WebSocket: {error}") from error
+    return protocol

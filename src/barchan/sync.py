@@ -1,0 +1,159 @@
+# Generated from src/barchan/__init__.py by `python -m tests.repo.unasync`: edit that file, not this one.
+"""The names of `barchan`, with a client that blocks instead of being awaited.
+
+with Client() as client:
+    with client.create("debian-12") as sandbox:
+        result = sandbox.run("echo hello")
+        print(result.text, result.exit_code)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from barchan._version import __version__
+
+if TYPE_CHECKING:
+    from barchan.errors import (
+        AdmissionRefused,
+        ApiUnavailable,
+        BarchanError,
+        CallerError,
+        CommandFailed,
+        Conflict,
+        CreateFailed,
+        EnvironmentNotFound,
+        ExecNotFound,
+        FeatureMissing,
+        FileAlreadyExists,
+        FileDenied,
+        FileFailure,
+        FileIsDirectory,
+        FileMissing,
+        FileNotDirectory,
+        InternalError,
+        InvalidRequest,
+        LayerCorrupt,
+        LogCorrupt,
+        NodeError,
+        NodeStorageFull,
+        NodeUnavailable,
+        NotSupported,
+        OutcomeUnknown,
+        PlatformError,
+        ProtocolError,
+        RequestTimeout,
+        SandboxDiskFull,
+        SandboxError,
+        SandboxNotFound,
+        SandboxStopped,
+        SandboxUnavailable,
+        ShellBusy,
+        ShellEnded,
+        Unauthenticated,
+        UserNotFound,
+    )
+    from barchan.mounts import DataMount
+    from barchan.sdk._sync import (
+        Batch,
+        Client,
+        CompletedExec,
+        CreateFailure,
+        Files,
+        Process,
+        ProcessInput,
+        ProcessOutput,
+        Sandbox,
+        Shell,
+        TerminalProcess,
+        TransferReport,
+    )
+    from barchan.spec import (
+        EnvironmentRef,
+        ExecInfo,
+        ExecResult,
+        FileStat,
+        Limits,
+        NetworkRules,
+        NodeInfo,
+        ProcessInfo,
+        SandboxInfo,
+        SandboxSpec,
+    )
+    from barchan.usage import SandboxStats
+
+__all__ = [
+    "AdmissionRefused",
+    "ApiUnavailable",
+    "BarchanError",
+    "Batch",
+    "CallerError",
+    "Client",
+    "CommandFailed",
+    "CompletedExec",
+    "Conflict",
+    "CreateFailed",
+    "CreateFailure",
+    "DataMount",
+    "EnvironmentNotFound",
+    "EnvironmentRef",
+    "ExecInfo",
+    "ExecNotFound",
+    "ExecResult",
+    "FeatureMissing",
+    "FileAlreadyExists",
+    "FileDenied",
+    "FileFailure",
+    "FileIsDirectory",
+    "FileMissing",
+    "FileNotDirectory",
+    "FileStat",
+    "Files",
+    "InternalError",
+    "InvalidRequest",
+    "LayerCorrupt",
+    "Limits",
+    "LogCorrupt",
+    "NetworkRules",
+    "NodeError",
+    "NodeInfo",
+    "NodeStorageFull",
+    "NodeUnavailable",
+    "NotSupported",
+    "OutcomeUnknown",
+    "PlatformError",
+    "Process",
+    "ProcessInfo",
+    "ProcessInput",
+    "ProcessOutput",
+    "ProtocolError",
+    "RequestTimeout",
+    "Sandbox",
+    "SandboxDiskFull",
+    "SandboxError",
+    "SandboxInfo",
+    "SandboxNotFound",
+    "SandboxSpec",
+    "SandboxStats",
+    "SandboxStopped",
+    "SandboxUnavailable",
+    "Shell",
+    "ShellBusy",
+    "ShellEnded",
+    "TerminalProcess",
+    "TransferReport",
+    "Unauthenticated",
+    "UserNotFound",
+    "__version__",
+]
+
+_HOMES = ("barchan.errors", "barchan.spec", "barchan.usage", "barchan.sdk._sync")
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when they are first used: a command line that needs no client starts without one."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(home)
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1085 @@
+# Generated from tests/contract/test_sdk.py by `python -m tests.repo.unasync`: edit that file, not this one.
+"""The SDK through a real API on real sockets, with a scripted node behind it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from barchan.errors import (
+    AdmissionRefused,
+    ApiUnavailable,
+    BarchanError,
+    CommandFailed,
+    Conflict,
+    ExecNotFound,
+    FileAlreadyExists,
+    FileDenied,
+    FileFailure,
+    FileIsDirectory,
+    FileMissing,
+    FileNotDirectory,
+    InvalidRequest,
+    NodeUnavailable,
+    ProtocolError,
+    RequestTimeout,
+    SandboxNotFound,
+    SandboxUnavailable,
+    Unauthenticated,
+    tree,
+)
+from barchan.sdk._address import find_address
+from barchan.spec import EnvironmentRef, Limits, NetworkRules
+from barchan.sync import Client, Sandbox
+from barchan.wire import messages as m
+from barchan.wire.guest import Cursor, Entry, blob, encode_entry
+from tests.contract import faults
+from tests.contract.fake_node import FakeNode
+from tests.rig_sync import (
+    TOKEN,
+    Cancelled,
+    Event,
+    Site,
+    beside,
+    cut,
+    deny_sockets,
+    fail,
+    finished,
+    hanging_up,
+    pause,
+    settle,
+    site,
+    together,
+    within,
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+def node(place: Site) -> Iterator[FakeNode]:
+    with place.node() as it:
+        yield it
+
+
+@pytest.fixture
+def client(place: Site) -> Iterator[Client]:
+    with place.client() as it:
+        yield it
+
+
+@pytest.fixture
+def sandbox(node: FakeNode, client: Client) -> Sandbox:
+    return client.create("debian-12")
+
+
+# where the API is
+
+
+def test_where_the_api_is() -> None:
+    environ = {"BARCHAN_URL": "https://far:1", "BARCHAN_TOKEN": "t"}
+    assert str(find_address(None, None, None, {})) == "unix:/var/lib/barchan/run/api.sock"
+    assert find_address(None, None, None, environ)[:3] == ("https://far:1", "", "t")
+    assert str(find_address(None, None, "/d", environ)) == "unix:/d/run/api.sock"
+    assert str(find_address("unix:/s", None, None, environ)) == "unix:/s"
+    assert find_address("http://h:1/", "own", None, environ)[:3] == ("http://h:1", "", "own")
+
+
+@pytest.mark.parametrize("url", ["h:1", "ftp://h", "http://h/path", "unix:relative", "http://"])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        find_address(url, None, None, {})
+    assert caught.value.field == "url"
+
+
+def test_no_api_fails_at_once(tmp_path: Path) -> None:
+    with Client(data=tmp_path) as client:
+        with pytest.raises(ApiUnavailable, match="no API") as caught:
+            client.list()
+    assert caught.value.hint == f"barchan up --data {tmp_path}"
+    assert "no such file" in caught.value.message
+
+
+def failure(client: Client) -> BarchanError:
+    with client:
+        with pytest.raises(BarchanError) as caught:
+            client.list()
+    assert not re.search(r"ssl[: ]|<|default|\[|errno", str(caught.value).lower()), "nothing of the HTTP library's own"
+    return caught.value
+
+
+def test_how_to_start_a_server_is_said_only_for_this_host() -> None:
+    assert find_address(None, None, None, {}).start == "barchan up"
+    assert find_address(None, None, "/a b", {}).start == "barchan up --data '/a b'"
+    assert find_address("unix:/d/run/api.sock", None, None, {}).start == "barchan up --data /d"
+    for url in ("unix:/s", "unix:/tmp/api.sock", "http://h:1", "https://h"):
+        assert find_address(url, None, None, {}).start == ""
+
+
+def test_nobody_listens_elsewhere() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    for scheme in ("http", "https"):
+        error = failure(Client(f"{scheme}://127.0.0.1:{port}"))
+        assert type(error) is ApiUnavailable and "connection refused" in error.message
+        assert "barchan up" not in error.hint
+    error = failure(Client("http://nowhere.invalid:1"))
+    assert type(error) is ApiUnavailable and "host name" in error.message
+
+
+def test_a_socket_without_permission(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny_sockets(monkeypatch)
+    error = failure(place.client())
+    assert type(error) is Unauthenticated and "root" in error.message
+    assert "barchan up" not in error.hint
+
+
+def test_plain_http_spoken_to_by_tls(place: Site) -> None:
+    error = failure(Client(place.url.replace("http:", "https:"), TOKEN))
+    assert (type(error), getattr(error, "field", "")) == (InvalidRequest, "url")
+    assert "http://" in error.hint
+
+
+def test_a_server_that_hangs_up() -> None:
+    with hanging_up() as port:
+        error = failure(Client(f"http://127.0.0.1:{port}"))
+    assert type(error) is ApiUnavailable and f"https://127.0.0.1:{port}" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"ca": "/nope.pem"}, "ca"),
+        ({"ca": "/"}, "ca"),
+        ({"ca": "/dev/null"}, "ca"),
+        ({"ca": 5}, "ca"),
+        ({"ca": "a\0b"}, "ca"),
+        ({"url": 5}, "url"),
+        ({"url": "http://h:99999"}, "url"),
+        ({"url": "http://[::1"}, "url"),
+        ({"url": "http://:80"}, "url"),
+        ({"url": "http://user:word@h"}, "url"),
+        ({"url": "unix:/" + "x" * 200}, "url"),
+        ({"data": 5}, "data"),
+        ({"token": b"t"}, "token"),
+        ({"token": "a\nb"}, "token"),
+        ({"token": "ü"}, "token"),
+        ({"timeout": "5"}, "timeout"),
+        ({"reconnect": None}, "reconnect"),
+    ],
+)
+def test_a_wrong_option_of_the_client_is_named(options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Client(**{"url": "https://h", **options})
+    assert caught.value.field == field
+    assert caught.value.hint or field == "url"
+
+
+def test_a_token_may_come_with_its_line_end() -> None:
+    assert find_address("http://h", f"{TOKEN}\n", None, {}).token == TOKEN
+
+
+def test_over_tcp(place: Site, node: FakeNode) -> None:
+    with Client(place.url, TOKEN) as client:
+        assert ((client.create("debian-12")).run("echo hi")).text == "hi\n"
+    for token in ("", "wrong-token-012345"):
+        with Client(place.url, token) as client:
+            with pytest.raises(Unauthenticated):
+                client.list()
+
+
+# sandboxes
+
+
+def test_create_sends_what_was_asked(client: Client, node: FakeNode) -> None:
+    client.create(
+        base="debian-12",
+        workspace="w@1",
+        toolkits=["t"],
+        limits=Limits(memory=1 << 28),
+        labels={"a": "b"},
+        env={"X": "1"},
+        user="bob",
+        workdir="/w",
+        lifetime=60,
+    )
+    spec = next(call for call in node.calls if isinstance(call, m.CreateSandbox)).spec
+    assert spec.environment == EnvironmentRef(base="debian-12", workspace="w@1", toolkits=("t",))
+    assert (spec.limits.memory, spec.labels, spec.env, spec.user) == (1 << 28, {"a": "b"}, {"X": "1"}, "bob")
+
+
+def test_a_sandbox_is_stopped_at_the_end_of_its_block(client: Client, node: FakeNode) -> None:
+    with client.create("debian-12") as sandbox:
+        assert (sandbox.refresh()).state == "ready"
+    assert node.sandboxes[sandbox.id].state == "stopped"
+    assert (sandbox.stop()).state == "stopped"
+
+
+def test_what_ends_the_block_is_what_is_raised(place: Site, client: Client, node: FakeNode) -> None:
+    with pytest.raises(ZeroDivisionError):
+        with client.create("debian-12") as sandbox:
+            node.sandboxes.pop(sandbox.id)
+            raise ZeroDivisionError
+
+
+def test_finding_sandboxes(client: Client, node: FakeNode) -> None:
+    one = client.create("debian-12", labels={"job": "1"})
+    client.create("debian-12", labels={"job": "2"})
+    assert [info.id for info in client.list({"job": "1"})] == [one.id]
+    assert len(client.list()) == 2
+    assert (client.get(one.id)).info == one.info
+    with pytest.raises(SandboxNotFound):
+        client.get("n1-aaaaaaaaaaaa")
+    with pytest.raises(InvalidRequest):
+        client.get("nonsense")
+
+
+def test_renewing(sandbox: Sandbox) -> None:
+    assert (sandbox.renew(lifetime=5)).expires == pytest.approx(sandbox.info.created + 5)
+    with pytest.raises(InvalidRequest) as caught:
+        sandbox.renew(lifetime=-5)
+    assert caught.value.field == "lifetime"
+
+
+def test_environments_and_nodes(client: Client, node: FakeNode) -> None:
+    assert [env.name for env in client.environments()] == ["debian-12"]
+    assert [info.name for info in client.nodes()] == ["n1"]
+
+
+def test_a_key_makes_one_sandbox(client: Client, node: FakeNode) -> None:
+    both = together(*(lambda: client.create("debian-12", key="k") for _ in range(4)))
+    assert len({sandbox.id for sandbox in both}) == 1
+    with pytest.raises(Conflict):
+        client.create("debian-12", key="k", user="bob")
+
+
+@pytest.mark.parametrize("code", sorted({cls.code for cls in tree()} - {"api_unavailable", "node_unavailable"}))
+def test_every_error_arrives_as_its_class(client: Client, node: FakeNode, code: str) -> None:
+    cls = next(c for c in tree() if c.code == code)
+    with pytest.raises(BarchanError) as caught:
+        client.create("debian-12", labels={"fail": code})
+    assert type(caught.value) is cls
+    assert f"scripted {code}" in caught.value.message
+
+
+def test_a_refusal_is_not_retried_behind_the_callers_back(client: Client, node: FakeNode) -> None:
+    node.refuse = "full"
+    with pytest.raises(AdmissionRefused, match="full") as caught:
+        client.create("debian-12")
+    assert caught.value.retry
+    assert sum(isinstance(call, m.CreateSandbox) for call in node.calls) == 1
+
+
+def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with Client(data=tmp_path) as client:
+        for options, field in (
+            ({"limits": Limits(memory=-1)}, "limits.memory"),
+            ({"workdir": "x"}, "workdir"),
+            ({"env": {"": "x"}}, "env"),
+            ({"limits": {"memory": 1}}, "limits.memory"),
+            ({"limits": {"ram": 1}}, "limits.ram"),
+            ({"limits": Limits(memory="1g")}, "limits.memory"),  # type: ignore[arg-type]
+            ({"limits": NetworkRules()}, "limits.mode"),
+            ({"limits": 5}, "limits"),
+            ({"network": "deny"}, "network"),
+            ({"labels": ["a"]}, "labels"),
+            ({"labels": {"a": 1}}, "labels"),
+            ({"env": [("a", "b")]}, "env"),
+            ({"lifetime": "60"}, "lifetime"),
+            ({"user": 0}, "user"),
+            ({"timeout": "5"}, "timeout"),
+            ({"toolkits": [5]}, "toolkits"),
+        ):
+            with pytest.raises(InvalidRequest) as caught:
+                client.create("debian-12", **options)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        for name in ("../x", "a..b", "UPPER", ""):
+            with pytest.raises(InvalidRequest):
+                client.create(name)
+        for environment in (5, b"x", "\ud800"):
+            with pytest.raises(InvalidRequest):
+                client.create(environment)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            client.create("debian-12", user="\ud800")
+        with pytest.raises(InvalidRequest):
+            client.create_from("debian-12")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            client.list(["a"])  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            client.get("\ud800")
+        with pytest.raises(InvalidRequest):
+            client.create()
+
+
+def test_limits_may_be_plain(client: Client, node: FakeNode) -> None:
+    sandbox = client.create("debian-12", limits={"memory": 1 << 28})  # type: ignore[arg-type]
+    assert sandbox.info.limits == Limits(memory=1 << 28)
+
+
+def test_a_create_that_takes_too_long(client: Client, node: FakeNode) -> None:
+    node.create_gate = Event()
+    with pytest.raises(RequestTimeout) as caught:
+        client.create("debian-12", timeout=0.05)
+    assert caught.value.retry
+
+
+# commands
+
+
+def test_a_string_is_for_the_shell_and_a_list_is_not(sandbox: Sandbox) -> None:
+    assert (sandbox.run("echo 'a  b'")).text == "'a b'\n"  # the scripted shell only splits
+    odd = [b"args", b"\xff\x01 '\"$x", "ü", ""]
+    cursor = Cursor((sandbox.run(odd)).stdout)
+    assert cursor.blobs() == (b"args", b"\xff\x01 '\"$x", "ü".encode(), b"")
+
+
+def test_a_failing_command_is_a_result(sandbox: Sandbox) -> None:
+    result = sandbox.run("exit 3")
+    assert (result.ok, result.outcome, result.exit_code, result.stderr_text) == (False, "exited", 3, "failing\n")
+    missing = sandbox.run(["missing"])
+    assert (missing.outcome, missing.exit_code) == ("not_found", 127)
+    with pytest.raises(CommandFailed, match="exit code 3") as caught:
+        sandbox.run("exit 3", check=True)
+    assert caught.value.result.exit_code == 3
+    assert (sandbox.run("echo x", check=True)).ok
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "field"),
+    [
+        ("a\0b", {}, "argv"),
+        ([], {}, "argv"),
+        ("x", {"timeout": 0}, "timeout"),
+        ("x", {"env": {"a=b": "c"}}, "env"),
+        ("x", {"secrets": {"a": "\0"}}, "secrets"),
+        ("x", {"id": "a/b"}, "id"),
+        (5, {}, "argv"),
+        ([5], {}, "argv"),
+        ({"a": 1}, {}, "argv"),
+        ("\ud800", {}, "argv"),
+        ("x", {"env": ["a"]}, "env"),
+        ("x", {"env": {"a": 1}}, "env"),
+        ("x", {"secrets": {"a": 1}}, "secrets"),
+        ("x", {"timeout": "5"}, "timeout"),
+        ("x", {"cwd": 5}, "cwd"),
+        ("x", {"user": 0}, "user"),
+        ("x", {"output_limit": "1m"}, "output_limit"),
+        ("x", {"stdin": 5}, "stdin"),
+        ("x", {"stdin": ["a"]}, "stdin"),
+    ],
+)
+def test_a_wrong_command_is_refused(sandbox: Sandbox, command: Any, options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        sandbox.run(command, **options)
+    assert caught.value.field == field
+
+
+def test_input_arrives_whole(sandbox: Sandbox) -> None:
+    assert (sandbox.run(["cat"])).stdout == b""
+    assert (sandbox.run(["cat"], stdin="ü")).text == "ü"
+    data = os.urandom(5_000_000)
+    assert (sandbox.run(["cat"], stdin=data)).stdout == data
+
+    def pieces() -> Iterator[bytes]:
+        for at in range(0, len(data), 99_999):
+            yield data[at : at + 99_999]
+
+    assert (sandbox.run(["cat"], stdin=pieces())).stdout == data
+
+
+def test_input_that_fails_ends_the_command(sandbox: Sandbox, node: FakeNode) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sandbox.run(["cat"], stdin=pieces(), id="c")
+    command = node.commands[sandbox.id]["c"]
+    assert command.result is not None and command.result.outcome == "cancelled"
+
+
+def test_input_that_nobody_reads_does_not_hold_the_result(sandbox: Sandbox) -> None:
+    result = sandbox.run("echo done", stdin=bytes(5_000_000))
+    assert result.text == "done\n"
+
+
+def test_text_is_decoded_at_the_end(sandbox: Sandbox) -> None:
+    data = b"x" * (128 * 1024 - 1) + "ü€".encode() + b"\xff"
+    result = sandbox.run(["cat"], stdin=data)
+    assert result.text.endswith("xü€�")
+    assert result.stdout == data
+
+
+def test_both_outputs_and_many_at_once(sandbox: Sandbox) -> None:
+    results = together(*(partial(sandbox.run, f"bytes {1000 + i} {1 + i % 2}") for i in range(50)))
+    for i, result in enumerate(results):
+        assert (len(result.stdout), len(result.stderr)) == ((1000 + i, 0) if i % 2 == 0 else (0, 1000 + i))
+
+
+def test_the_same_id_never_runs_twice(sandbox: Sandbox, node: FakeNode) -> None:
+    first = sandbox.run("echo once", id="mine")
+    assert sandbox.run("echo once", id="mine") == first
+    with pytest.raises(Conflict):
+        sandbox.run("echo other", id="mine")
+    assert [info.id for info in sandbox.execs()] == ["mine"]
+
+
+def test_run_and_start_mean_the_same_command(sandbox: Sandbox) -> None:
+    sandbox.run("echo once", id="mine")
+    process = sandbox.start("echo once", id="mine")
+    assert process.stdout.read_all() == b"once\n"
+
+
+def test_input_whose_source_fails_as_the_sandbox_does_ends_the_command(sandbox: Sandbox, node: FakeNode) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        yield sandbox.files.read("/missing")
+
+    with pytest.raises(FileMissing):
+        with within(5):
+            sandbox.run(["cat"], stdin=pieces(), id="c")
+    result = node.commands[sandbox.id]["c"].result
+    assert result is not None and result.outcome == "cancelled"
+
+
+def test_cancelling_a_run_cancels_the_command(sandbox: Sandbox, node: FakeNode) -> None:
+    with within(5):
+        running = beside(sandbox.run, "sleep", id="s")
+        node.wait_for(m.StartExec)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            running.wait()
+        node.wait_for(m.CancelExec)
+    assert (finished(node, sandbox.id, "s")).outcome == "cancelled"
+
+
+def test_cancelling_just_before_the_client_closes_still_arrives(place: Site, node: FakeNode) -> None:
+    with place.client() as client:
+        sandbox = client.create("debian-12")
+        running = beside(sandbox.run, "sleep", id="s")
+        node.wait_for(m.StartExec)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            running.wait()
+    with within(5):
+        node.wait_for(m.CancelExec)
+
+
+# process handles
+
+
+def test_a_process(sandbox: Sandbox, node: FakeNode) -> None:
+    process = sandbox.start("hold gate")
+    assert process.pid == 7
+    assert process.stdout.read() == b"before\n"
+    node.release("gate")
+    assert process.stdout.read_all() == b"after\n"
+    result = process.wait()
+    assert (result.id, result.exit_code) == (process.id, 0)
+    assert process.wait() == result
+
+
+def test_talking_to_a_process(sandbox: Sandbox) -> None:
+    process = sandbox.start(["cat"], stdin=True)
+    for word in (b"one", b"two"):
+        process.stdin.write(word)
+        assert process.stdout.read() == word
+    process.stdin.close()
+    assert (process.wait()).exit_code == 0
+    process.stdin.write(b"into the void")
+
+
+def test_signals(sandbox: Sandbox, node: FakeNode) -> None:
+    for act, code in (("signal", 143), ("kill", 137)):
+        process = sandbox.start("sleep")
+        (process.signal(15) if act == "signal" else process.kill())
+        assert (process.wait()).exit_code == code
+    process = sandbox.start("sleep")
+    process.cancel()
+    process.cancel()
+    assert (process.wait()).outcome == "cancelled"
+    with pytest.raises(InvalidRequest):
+        process.signal(0)
+
+
+def test_a_program_that_cannot_start_is_a_result(sandbox: Sandbox) -> None:
+    process = sandbox.start(["missing"])
+    assert (process.wait()).outcome == "not_found"
+    assert process.pid == 0
+
+
+def test_waiting_does_not_need_a_reader(sandbox: Sandbox) -> None:
+    process = sandbox.start("bytes 5000000")
+    result = process.wait()
+    assert result.stdout_bytes == 5_000_000
+    kept = process.stdout.read_all()
+    assert 0 < len(kept) <= 1 << 20
+    assert len(kept) + process.stdout.unread == 5_000_000
+
+
+def test_small_output_can_be_read_after_waiting(sandbox: Sandbox) -> None:
+    process = sandbox.start("echo still here")
+    process.wait()
+    assert process.stdout.read_all() == b"still here\n"
+    assert process.stdout.unread == 0
+
+
+def test_reading_while_waiting_loses_nothing(sandbox: Sandbox) -> None:
+    process = sandbox.start("bytes 20000000")
+    data, result = together(process.stdout.read_all, process.wait)
+    assert len(data) == result.stdout_bytes == 20_000_000
+
+
+def test_a_dropped_handle_leaves_the_command_running(place: Site, node: FakeNode) -> None:
+    with place.client() as client:
+        sandbox = client.create("debian-12")
+        process = sandbox.start("hold gate")
+    node.release("gate")
+    with place.client() as client:
+        again = (client.get(sandbox.id)).attach(process.id)
+        assert again.stdout.read_all() == b"before\nafter\n"
+        assert (again.wait()).exit_code == 0
+
+
+def test_attaching_from_an_offset(sandbox: Sandbox) -> None:
+    sandbox.run("echo 0123456789", id="e")
+    process = sandbox.attach("e", stdout_offset=4)
+    assert process.stdout.read_all() == b"456789\n"
+    with pytest.raises(ExecNotFound):
+        sandbox.attach("nope")
+
+
+def test_attaching_does_not_need_to_be_told_of_a_start(sandbox: Sandbox, node: FakeNode) -> None:
+    """Output beyond the window keeps the call open until somebody reads, which nobody can before `attach` returns."""
+    node.tells_start = False
+    sandbox.run("bytes 3000000", id="big")
+    with within(10):
+        for process, offset in (
+            (sandbox.attach("big"), 0),
+            (sandbox.attach("big", stdout_offset=1_500_000), 1_500_000),
+            (sandbox.start("bytes 3000000", id="big"), 0),
+        ):
+            assert process.stdout.read_all() == pattern(3_000_000)[offset:]
+            assert (process.wait()).stdout_bytes == 3_000_000
+
+
+def test_a_command_that_its_node_cannot_start_is_an_error(sandbox: Sandbox, node: FakeNode) -> None:
+    fail(node, "exec_start", faults.is_full)
+    with pytest.raises(SandboxUnavailable, match="no process"):
+        sandbox.start("echo x")
+
+
+def test_processes(sandbox: Sandbox) -> None:
+    assert [process.argv for process in sandbox.processes()] == [(b"sleep", b"1")]
+
+
+# losing the connection
+
+
+def pattern(size: int) -> bytes:
+    return (bytes(range(256)) * (size // 256 + 1))[:size]
+
+
+@pytest.mark.parametrize("who", ["node", "client"])
+def test_output_has_no_gap_after_a_loss(client: Client, sandbox: Sandbox, node: FakeNode, who: str) -> None:
+    size = 20_000_000
+    process = sandbox.start(f"bytes {size}")
+    got = bytearray()
+    for chunk in process.stdout:
+        before = len(got) // 5_000_000
+        got += chunk
+        if len(got) // 5_000_000 != before:
+            lose(who, client, node)
+    assert bytes(got) == pattern(size)
+    assert (process.wait()).stdout_bytes == size
+    assert sum(isinstance(call, m.StartExec) for call in node.calls) >= 4
+
+
+def lose(who: str, client: Client, node: FakeNode) -> None:
+    if who == "node":
+        node.drop()
+        node.dial()
+    else:
+        cut(client)
+
+
+def test_a_run_survives_the_api(tmp_path: Path) -> None:
+    place = Site(tmp_path)
+    place.start()
+    with place.node() as node, place.client() as client:
+        sandbox = client.create("debian-12")
+        running = beside(sandbox.run, "hold gate")
+        node.wait_for(m.StartExec)
+        node.drop()
+        place.stop()
+        node.release("gate")
+        place.start()
+        node.dial()
+        assert (running.wait()).text == "before\nafter\n"
+        assert len(node.commands[sandbox.id]) == 1
+    place.stop()
+
+
+def test_input_has_no_gap_after_a_loss(sandbox: Sandbox, node: FakeNode) -> None:
+    data = os.urandom(6_000_000)
+
+    def pieces() -> Iterator[bytes]:
+        for i, at in enumerate(range(0, len(data), 500_000)):
+            if i in (3, 7):
+                node.drop()
+                node.dial()
+            yield data[at : at + 500_000]
+
+    assert (sandbox.run(["cat"], stdin=pieces())).stdout == data
+
+
+def test_a_create_is_sent_again_with_its_key(client: Client, node: FakeNode) -> None:
+    node.create_gate = Event()
+    creating = beside(client.create, "debian-12")
+    node.wait_for(m.CreateSandbox)
+    node.drop()
+    node.dial()
+    node.create_gate.set()
+    sandbox = creating.wait()
+    keys = {call.key for call in node.calls if isinstance(call, m.CreateSandbox)}
+    assert len(keys) == 1
+    assert sandbox.id in node.sandboxes
+
+
+def test_reads_are_tried_again_and_writes_are_not(sandbox: Sandbox, node: FakeNode) -> None:
+    node.files[b"/a"] = b"x"
+    fail(node, "file_stat", faults.loses_the_link, times=1)
+    assert (sandbox.files.stat("/a")).size == 1
+    fail(node, "file_remove", faults.loses_the_link)
+    with pytest.raises(NodeUnavailable) as caught:
+        sandbox.files.remove("/a")
+    assert caught.value.retry
+    assert sum(isinstance(call, m.RemoveFile) for call in node.calls) == 1
+
+
+def test_reconnecting_has_an_end(tmp_path: Path) -> None:
+    place = Site(tmp_path)
+    place.start()
+    with place.node() as node, place.client(reconnect=0.2) as client:
+        sandbox = client.create("debian-12")
+        process = sandbox.start("sleep")
+        node.drop()
+        place.stop()
+        with pytest.raises(ApiUnavailable):
+            process.wait()
+        assert process.stdout.read() == b"sleeping\n"
+        with pytest.raises(ApiUnavailable):
+            process.stdout.read()
+        with pytest.raises(ApiUnavailable):
+            sandbox.refresh()
+
+
+def test_a_closed_client_says_so(place: Site, node: FakeNode) -> None:
+    client = place.client()
+    client.list()
+    client.close()
+    client.close()
+    with pytest.raises(ApiUnavailable, match="closed"):
+        client.list()
+
+
+# flow control
+
+
+def memory() -> int:
+    """Bytes resident now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_slow_reader_keeps_memory_flat(sandbox: Sandbox, node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """200 MB with a reader that pauses: node, API and client are this very process."""
+    size = 200_000_000
+    process = sandbox.start(f"bytes {size}")
+    start, most, got, begun = memory(), 0, 0, time.perf_counter()
+    for chunk in process.stdout:
+        got += len(chunk)
+        if got % 20_000_000 < len(chunk):
+            for _ in range(50):
+                pause()
+        most = max(most, memory() - start)
+    taken = time.perf_counter() - begun
+    with capsys.disabled():
+        print(f"\n200 MB through node, API and SDK in one process: {size / taken / 1e6:.0f} MB/s, +{most >> 20} MiB")
+    assert got == size
+    assert most < 40 << 20
+
+
+def test_nothing_is_sent_beyond_the_window(sandbox: Sandbox, node: FakeNode) -> None:
+    process = sandbox.start("bytes 100000000")
+    process.stdout.read()
+    settle()
+    assert process.stdout.offset <= 2 << 20
+    sandbox.run("echo others are not held up")
+    process.cancel()
+
+
+# files
+
+
+def test_reading_and_writing(sandbox: Sandbox, node: FakeNode) -> None:
+    files, data = sandbox.files, os.urandom(3_000_000)
+
+    def pieces() -> Iterator[bytes]:
+        yield data[:1_000_001]
+        yield b""
+        yield data[1_000_001:]
+
+    for content in (data, bytearray(data), memoryview(data), io.BytesIO(data), pieces()):
+        files.write("/d/a", content, mode=0o600)
+        assert files.read("/d/a") == data
+    assert files.read("/d/a", offset=10, length=5) == data[10:15]
+    assert b"".join([chunk for chunk in files.read_stream("/d/a")]) == data
+    files.write("/t", "ü")
+    files.write("/t", "x", append=True)
+    assert files.read_text("/t") == "üx"
+    files.write(b"/\xff", b"")
+    assert files.read(b"/\xff") == b""
+    assert node.modes[b"/d/a"] == 0o600
+
+
+def test_looking_at_and_changing_files(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    files.write("/d/a", b"12")
+    assert (files.stat("/d/a")).size == 2
+    assert [(entry.path, entry.kind) for entry in files.list("/d")] == [(b"a", "file")]
+    files.rename("/d/a", "/d/b")
+    assert (files.exists("/d/a"), files.exists("/d/b")) == (False, True)
+    files.mkdir("/e")
+    files.remove("/d/b")
+    files.remove("/d/b", missing_ok=True)
+    for act, *args in ((files.read,), (files.remove,), (files.stat,), (files.download, "/nowhere")):
+        with pytest.raises(FileMissing):
+            act("/d/b", *args)
+    with pytest.raises(FileMissing):
+        next(iter(files.read_stream("/d/b")))
+
+
+def test_an_endless_listing_is_refused(client: Client, sandbox: Sandbox, node: FakeNode) -> None:
+    fail(node, "file_list", faults.never_ends)
+    with pytest.raises(ProtocolError, match="more than"):
+        sandbox.files.list("/")
+    assert (sandbox.refresh()).state == "ready"
+
+
+def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sandbox.files.write("/a", pieces())
+    assert b"/a" not in node.files
+
+
+def test_a_source_that_fails_as_the_sandbox_does_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
+    with pytest.raises(FileMissing):
+        with within(5):
+            sandbox.files.write("/a", sandbox.files.read_stream("/missing"))
+    assert b"/a" not in node.files
+
+
+@pytest.mark.parametrize("size", [0, 1_000_000])
+def test_what_failed_is_not_taken_for_whole(sandbox: Sandbox, node: FakeNode, tmp_path: Path, size: int) -> None:
+    files, data = sandbox.files, bytes(3_000_000)
+    node.files[b"/a/b"] = node.files[b"/a"] = data
+    node.trees[b"/a"] = ROOT + item(b"x", content=data[:900_000])
+    node.faults[b"/a"] = (size, "file_denied")
+
+    def streamed() -> None:
+        for _ in files.read_stream("/a"):
+            pass
+
+    for failing in (
+        lambda: files.read("/a"),
+        streamed,
+        lambda: files.list("/a"),
+        lambda: files.download("/a", tmp_path / "t"),
+    ):
+        with pytest.raises(FileDenied):
+            failing()
+
+
+def test_an_answer_before_the_end_is_not_taken_for_whole(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    for name in ("read", "list", "write", "get_tree", "put_tree"):
+        fail(node, f"file_{name}", faults.answers_early)
+    files, source = sandbox.files, tmp_path / "source"
+    source.write_bytes(bytes(3_000_000))
+    for failing in (
+        lambda: files.read("/a"),
+        lambda: next(iter(files.read_stream("/a"))),
+        lambda: files.list("/a"),
+        lambda: files.write("/a", bytes(3_000_000)),
+        lambda: files.upload(source, "/a"),
+        lambda: files.download("/a", tmp_path / "t"),
+    ):
+        with pytest.raises(ProtocolError):
+            with within(5):
+                failing()  # type: ignore[no-untyped-call]
+
+
+def test_content_of_a_wrong_kind(sandbox: Sandbox, tmp_path: Path) -> None:
+    for data in (5, tmp_path, None, ["x"], io.StringIO("text")):
+        with pytest.raises(InvalidRequest) as caught:
+            sandbox.files.write("/a", data)  # type: ignore[arg-type]
+        assert caught.value.field == "data" and caught.value.hint
+    for options in ({"mode": object()}, {"mode": 1 << 70}):
+        with pytest.raises(InvalidRequest):
+            sandbox.files.write("/a", b"", **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        sandbox.files.read(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["/a\0b", ""])
+def test_a_path_that_cannot_be(sandbox: Sandbox, path: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        sandbox.files.read(path)
+    assert caught.value.field == "path"
+
+
+# trees
+
+
+def make_tree(root: Path) -> None:
+    (root / "sub" / "deep").mkdir(parents=True)
+    (root / "empty").write_bytes(b"")
+    (root / "sub" / "big").write_bytes(os.urandom(1_000_000))
+    (root / "sub" / "deep" / "run").write_text("#!/bin/sh\n")
+    (root / "sub" / "deep" / "run").chmod(0o750)
+    (root / "link").symlink_to("sub/big")
+    (root / "dangling").symlink_to("/nowhere")
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as sock:
+        here = os.open(root, os.O_RDONLY)
+        sock.bind(f"/proc/self/fd/{here}/sock")
+        os.close(here)
+    for path in (root / "sub" / "big", root / "sub"):
+        os.utime(path, ns=(10**18, 10**18))
+    (root / "sub").chmod(0o500)
+
+
+def test_a_tree_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "new" / "target"
+    make_tree(source)
+    seen: list[tuple[int, int | None]] = []
+    up = sandbox.files.upload(source, "/t", progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][1] == 1_000_010 <= seen[-1][0], "names and lengths count, too"
+    down = sandbox.files.download("/t", target, progress=lambda done, total: seen.append((done, total)))
+    assert (up.files, up.bytes, sorted(up.skipped)) == (3, 1_000_010, [b"fifo", b"sock"])
+    assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, (b"dangling",)), "a link that leads out"
+    assert snapshot(target) == {k: v for k, v in snapshot(source).items() if k not in ("fifo", "sock", "dangling")}
+    assert seen[-1] == (1_000_010, None), "how large a tree is nobody knows before"
+
+
+def snapshot(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in root.rglob("*"):
+        info = path.lstat()
+        kind = stat.S_IFMT(info.st_mode)
+        content = path.read_bytes() if kind == stat.S_IFREG else os.readlink(path) if kind == stat.S_IFLNK else None
+        mtime = info.st_mtime_ns if kind != stat.S_IFIFO else 0
+        found[str(path.relative_to(root))] = (kind, info.st_mode, mtime, content)
+    return found
+
+
+def test_a_file_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(os.urandom(700_000))
+    source.chmod(0o751)
+    report = sandbox.files.upload(source, "/x/y/b")
+    assert (report.files, report.bytes) == (1, 700_000)
+    ((entry, content),) = node.received
+    assert (entry.path, entry.mode, content) == (b"b", 0o751, source.read_bytes())
+    node.trees[b"/x/y/b"] = encode_entry(entry._replace(path=b"")) + blob(content) + blob(b"")
+    sandbox.files.download("/x/y/b", tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == source.read_bytes()
+    assert (tmp_path / "c").stat().st_mode == source.stat().st_mode
+
+
+def test_what_is_not_there_cannot_be_uploaded(sandbox: Sandbox, tmp_path: Path) -> None:
+    with pytest.raises(FileMissing, match=f"local file {tmp_path}/nothing") as caught:
+        sandbox.files.upload(tmp_path / "nothing", "/x")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    for local in (5, "a\0b", "\ud800"):
+        with pytest.raises(InvalidRequest) as wrong:
+            sandbox.files.upload(local, "/x")  # type: ignore[arg-type]
+        assert wrong.value.field == "local"
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Root may read anything, so that the kernel's answer to others is given for it."""
+    real = Path.open
+
+    def refusing(self: Path, *args: Any, **options: Any) -> Any:
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+
+
+def test_a_local_file_that_cannot_be_read(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "tree"
+    source.mkdir()
+    (source / "a").write_bytes(bytes(1_000_000))
+    (source / "b").write_bytes(b"secret")
+    unreadable(monkeypatch, source / "b")
+    for local in (source, source / "b"):
+        with pytest.raises(FileDenied, match=f"local file {source}/b: permission denied"):
+            with within(5):
+                sandbox.files.upload(local, "/x")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileFailure, match="not a regular file"):
+        sandbox.files.upload(tmp_path / "fifo", "/x")
+
+
+def test_what_is_in_the_way_of_a_download(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "t" / "f").mkdir(parents=True)
+    node.trees[b"/t"] = ROOT + item(b"f")
+    node.trees[b"/d"] = ROOT + item(b"f", "d") + item(b"f/g")
+    node.trees[b"/f"] = item(b"")
+    for remote, local, error in (
+        ("/t", tmp_path / "t", FileIsDirectory),
+        ("/f", tmp_path / "dir", FileIsDirectory),
+        ("/t", tmp_path / "file", FileAlreadyExists),
+        ("/t", tmp_path / "file" / "below", FileNotDirectory),
+    ):
+        with pytest.raises(error, match="local file .*: "):
+            sandbox.files.download(remote, local)
+    (tmp_path / "u").mkdir()
+    (tmp_path / "u" / "f").write_text("mine")
+    with pytest.raises(FileFailure, match="no directory"):
+        sandbox.files.download("/d", tmp_path / "u")
+    assert (tmp_path / "file").read_text() == (tmp_path / "u" / "f").read_text() == "mine"
+
+
+def test_a_full_local_disk(sandbox: Sandbox, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    node.trees[b"/t"] = ROOT + item(b"f")
+    monkeypatch.setattr("barchan.sdk._tree.os.write", full)
+    with pytest.raises(FileFailure, match=f"local file {tmp_path}/t: no space left") as caught:
+        sandbox.files.download("/t", tmp_path / "t")
+    monkeypatch.undo()
+    assert "not in the sandbox" in caught.value.hint
+
+
+def item(path: bytes, kind: str = "f", content: bytes = b"evil", target: bytes = b"", mode: int = 0o644) -> bytes:
+    head = encode_entry(Entry(path, kind, mode, 0, 0, 1, len(content), 0, target))
+    return head + (blob(content) if content else b"") + blob(b"") if kind == "f" else head
+
+
+ROOT = item(b"", "d", mode=0o755)
+
+
+@pytest.mark.parametrize(
+    ("items", "error"),
+    [
+        ([item(b"../escaped")], ProtocolError),
+        ([item(b"a/../../escaped")], ProtocolError),
+        ([item(b"/tmp/escaped")], ProtocolError),
+        ([item(b"./escaped")], ProtocolError),
+        ([item(b"a//b")], ProtocolError),
+        ([item(b"..", "d")], ProtocolError),
+        ([item(b"..", "l", target=b"/")], ProtocolError),
+        ([item(b"a\0b")], ProtocolError),
+        ([item(b"a", "l", target=b"b\0c")], ProtocolError),
+        ([item(b"out", "l", target=b"OUTSIDE"), item(b"out/escaped")], FileFailure),
+        ([item(b"out", "l", target=b".."), item(b"out/deep", "d")], FileFailure),
+        ([item(b"a", "d"), item(b"a/b", "l", target=b"OUTSIDE"), item(b"a/b/escaped")], FileFailure),
+        ([item(b"never-made/file")], FileFailure),
+        ([b"\xff\xff\xff\xff"], ProtocolError),
+        ([item(b"x")[:-3]], ProtocolError),
+        ([encode_entry(Entry(b"x", "f", 0, 0, 0, 1, 0, 0, b"")) + b"\xff\xff\xff\x7f"], ProtocolError),
+    ],
+)
+def test_a_hostile_tree_writes_nothing_outside(
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path, items: list[bytes], error: type[BarchanError]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("mine")
+    data = ROOT + b"".join(items)
+    for _ in range(data.count(b"OUTSIDE")):
+        # The link's target has its length in front of it.
+        at = data.index(b"OUTSIDE")
+        data = data[: at - 4] + blob(os.fsencode(outside)) + data[at + 7 :]
+    node.trees[b"/t"] = data
+    with pytest.raises(error):
+        sandbox.files.download("/t", tmp_path / "inside" / "target")
+    assert sorted(path.name for path in outside.iterdir()) == ["precious"]
+    assert not [path for path in tmp_path.rglob("*escaped*")]
+    assert not Path("/tmp/escaped").exists()
+
+
+def test_a_link_that_leads_out_is_skipped_and_reported(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = item(b"out", "l", target=os.fsencode(outside))
+    node.trees[b"/t"] = ROOT + link + item(b"out", "d", mode=0o755) + item(b"out/f") + item(b"in", "l", target=b"out/f")
+    report = sandbox.files.download("/t", tmp_path / "target")
+    assert report.skipped == (b"out",)
+    assert (tmp_path / "target" / "out" / "f").read_text() == "evil", "a directory of the tree by now"
+    assert os.readlink(tmp_path / "target" / "in") == "out/f"
+    assert not list(outside.iterdir())
+
+
+def test_a_transfer_is_bounded(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    """Sparse files, hard links and empty names cost a sandbox nothing."""
+    node.trees[b"/t"] = ROOT + b"".join(item(b"%d" % number, content=b"x" * 1000) for number in range(20))
+    for bounds, field in (({"max_bytes": 5000}, "max_bytes"), ({"max_entries": 5}, "max_entries")):
+        with pytest.raises(FileFailure) as refused:
+            sandbox.files.download("/t", tmp_path / field, **bounds)
+        assert refused.value.field == field
+    node.files[b"/big"] = b"x" * 5000
+    with pytest.raises(ProtocolError):
+        sandbox.files.read("/big", max_bytes=4999)
+    assert len(sandbox.files.read("/big", max_bytes=5000)) == 5000
+
+
+def test_links_in_the_target_are_replaced_not_followed(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    target, precious = tmp_path / "target", tmp_path / "precious"
+    target.mkdir()
+    precious.write_text("mine")
+    (target / "f").symlink_to(precious)
+    os.link(precious, target / "g")
+    node.trees[b"/t"] = ROOT + item(b"f") + item(b"g", mode=0o6755)
+    sandbox.files.download("/t", target)
+    assert precious.read_text() == "mine"
+    assert (target / "f").read_text() == (target / "g").read_text() == "evil"
+    assert stat.S_IMODE((target / "g").stat().st_mode) == 0o755, "set-id bits are not taken over"
+
+
+def test_devices_are_skipped_and_reported(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    node.trees[b"/t"] = ROOT + item(b"p", "p") + item(b"c", "c") + item(b"b", "b") + item(b"s", "s") + item(b"f")
+    report = sandbox.files.download("/t", tmp_path / "t")
+    assert (report.files, report.skipped) == (1, (b"p", b"c", b"b", b"s"))
+    assert os.listdir(tmp_path / "t") == ["f"]
+
+
+def test_results_are_plain_values(sandbox: Sandbox) -> None:
+    result = sandbox.run("echo x")
+    assert msgspec.json.decode(msgspec.json.encode(result))["exit_code"] == 0
