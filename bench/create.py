@@ -26,6 +26,7 @@ WARM = 20
 PEER_EVERY = 25
 CONCURRENCY = (1, 4, 8, 16)
 SUSTAINED_SECONDS = 6.0
+REST_SECONDS = 0.15
 BURST = 8
 """Creations at the node's socket before it gets time to fill its pool again."""
 
@@ -95,9 +96,12 @@ async def at_node(n: int, rivals: Peers, samples: dict[str, list[float]]) -> Nod
 
 
 async def until_filled(agent: Node) -> None:
+    """Until it holds what a burst takes, and makes no more beside it."""
+    before = -1
     async with asyncio.timeout(30):
-        while (await agent.info()).pool.ready < BURST:
-            await asyncio.sleep(0.02)
+        while (pool := (await agent.info()).pool).ready < BURST or pool.refills != before or pool.removing:
+            before = pool.refills
+            await asyncio.sleep(REST_SECONDS)
 
 
 async def sustained(client: Client, processes: dict[str, int], concurrency: int) -> Sustained:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from barchan import Client
+from barchan.wire.link import Incoming
 from tests.contract.fake_node import FakeNode
 from tests.contract.faults import Fault
 
@@ -40,6 +41,11 @@ def beside(work: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: A
 async def together(*works: Callable[[], Awaitable[Any]]) -> list[Any]:
     """Their results, in their order."""
     return list(await asyncio.gather(*(work() for work in works)))
+
+
+async def aside(work: Callable[..., T], *args: Any) -> T:
+    """Call what blocks, while what is under way goes on."""
+    return await asyncio.to_thread(work, *args)
 
 
 async def pause() -> None:

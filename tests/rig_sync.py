@@ -113,6 +113,11 @@ class beside(Generic[T]):
     def __init__(self, work: Callable[..., T], *args: Any, **options: Any) -> None:
         self._task = start(functools.partial(work, *args, **options))
 
+    def begin(self) -> None:
+        """Until it waits for something: calls come in the order in which they are made."""
+        while not self._task.done() and self._task.waiter is None:
+            pause()
+
     def wait(self) -> T:
         return with_baton(self._task.wait)
 
@@ -124,7 +129,10 @@ class beside(Generic[T]):
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    running = [beside(work) for work in works]
+    running = []
+    for work in works:
+        running.append(beside(work))
+        running[-1].begin()
     return [one.wait() for one in running]
 
 
@@ -134,6 +142,10 @@ def within(seconds: float) -> Iterator[None]:
     began = time.monotonic()
     yield
     assert time.monotonic() - began < seconds
+
+
+def aside(work: Callable[..., T], *args: Any) -> T:
+    return work(*args)
 
 
 def settle() -> None:

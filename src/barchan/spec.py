@@ -259,8 +259,8 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     for field in ("env", "secrets"):
         for key, value in getattr(spec, field).items():
             check_env(key.encode(), value.encode(), field)
-    for text, field in ((spec.user, "user"), (spec.workdir, "workdir")):
-        _no_nul(text.encode(), field)
+    check_user(spec.user)
+    _no_nul(spec.workdir.encode(), "workdir")
     size = sum(len(k.encode()) + len(v.encode()) for k, v in spec.labels.items())
     if len(spec.labels) > 64 or size > MOST_LABEL_BYTES:
         raise InvalidRequest(f"labels: at most 64 and {MOST_LABEL_BYTES} bytes together", field="labels")
@@ -296,7 +296,7 @@ def check_exec(request: Exec) -> Exec:
     if request.cwd is not None:
         _no_nul(request.cwd, "cwd")
     if request.user is not None:
-        _no_nul(request.user.encode(), "user")
+        check_user(request.user)
     if request.timeout is not None:
         _positive(request.timeout, "timeout")
     if not 0 <= request.grace <= 3600:
@@ -304,6 +304,13 @@ def check_exec(request: Exec) -> Exec:
     if not 0 <= request.output_limit < (1 << 48):
         raise InvalidRequest("output_limit: out of range", field="output_limit")
     return request
+
+
+def check_user(user: str) -> None:
+    """Empty text is no user: it would mean root where somebody meant a variable that was not set."""
+    if not user:
+        raise InvalidRequest("user: empty", field="user", hint="leave it out for the sandbox's user")
+    _no_nul(user.encode(), "user")
 
 
 def check_terminal(size: Terminal) -> Terminal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from barchan import Client, Limits, Sandbox, errors
+from tests.rig import Cancelled, beside, pause, together, within
 from tests.server import Server
 
 MIB = 1 << 20
@@ -36,9 +36,9 @@ async def test_a_background_child_does_not_hold_the_answer(sandbox: Sandbox, com
     assert time.monotonic() - began < 2
     assert (done.outcome, done.exit_code, done.stdout) == ("exited", 0, b"hi\n")
     assert done.background >= 1
-    async with asyncio.timeout(5):  # it may still be the shell that is about to become it
+    async with within(5):  # it may still be the shell that is about to become it
         while not (sleepers := [p for p in await sandbox.processes() if b"300" in p.argv]):
-            await asyncio.sleep(0)
+            await pause()
     assert len(sleepers) == 1, "the child lives on and is listed"
     assert sleepers[0].exec_id == done.id
 
@@ -130,11 +130,16 @@ async def test_cancelling_ends_the_command(sandbox: Sandbox) -> None:
 
 
 async def test_cancelling_the_caller_ends_the_command(sandbox: Sandbox) -> None:
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(sandbox.run("echo x; sleep 501"), 1)
-    async with asyncio.timeout(5):
+    running = beside(sandbox.run, "echo x; sleep 501")
+    async with within(5):
+        while not [p for p in await sandbox.processes() if b"501" in p.argv]:
+            await pause()
+    running.cancel()
+    with pytest.raises(Cancelled):
+        await running
+    async with within(5):
         while [p for p in await sandbox.processes() if b"501" in p.argv]:
-            await asyncio.sleep(0.02)
+            await pause()
 
 
 @pytest.mark.parametrize(("number", "code"), [(15, 143), (9, 137), (2, 130)])
@@ -217,13 +222,13 @@ async def test_attaching_to_an_ended_command_with_much_output(sandbox: Sandbox) 
     command = "yes 0123456 | head -c 3000000"
     done = await sandbox.run(command, id="big")
     assert len(done.stdout) == 3_000_000
-    async with asyncio.timeout(20):
+    async with within(20):
         for offset in (0, 1_500_000):
             process = await sandbox.attach("big", stdout_offset=offset)
             assert await process.stdout.read_all() == done.stdout[offset:]
             assert (await process.wait()).exit_code == 0
         both = [await sandbox.attach("big"), await sandbox.start(command, id="big")]
-        assert await asyncio.gather(*(process.stdout.read_all() for process in both)) == [done.stdout] * 2
+        assert await together(*(process.stdout.read_all for process in both)) == [done.stdout] * 2
         assert (await both[1].wait()).id == "big"
 
 

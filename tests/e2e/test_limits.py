@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from barchan import Client, Limits, Sandbox, errors
+from tests.rig import beside, pause, within
 
 MIB = 1 << 20
 EAT = "a=$(head -c 400000000 /dev/zero | tr '\\0' x); echo ${#a}"
@@ -34,7 +34,7 @@ async def test_oom_is_named(client: Client, tiny_env: str) -> None:
 
 async def test_a_fork_bomb_is_named_and_contained(client: Client, tiny_env: str, sandbox: Sandbox) -> None:
     async with await client.create(tiny_env, limits=Limits(pids=64)) as box:
-        bomb = asyncio.ensure_future(box.run(BOMB, timeout=8, grace=0))
+        bomb = beside(box.run, BOMB, timeout=8, grace=0)
         began = time.monotonic()
         assert (await sandbox.run("echo neighbour")).stdout == b"neighbour\n"
         assert time.monotonic() - began < 2
@@ -103,10 +103,10 @@ async def test_a_shell_without_permission_is_a_result(sandbox: Sandbox) -> None:
 
 
 async def test_a_dead_sandbox_is_never_program_output(client: Client, sandbox: Sandbox) -> None:
-    running = asyncio.ensure_future(sandbox.run("echo begun; sleep 600"))
-    async with asyncio.timeout(10):
+    running = beside(sandbox.run, "echo begun; sleep 600")
+    async with within(10):
         while not [p for p in await sandbox.processes() if b"600" in p.argv]:
-            await asyncio.sleep(0.02)
+            await pause()
     info = (await client.get(sandbox.id)).info
     os.kill(info.pid, signal.SIGKILL)
     began = time.monotonic()

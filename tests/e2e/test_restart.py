@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import pytest
 from barchan import Client, Sandbox, TerminalProcess, errors
 from barchan.kernel import processes
 from tests.e2e.conftest import make_tiny
+from tests.rig import aside, pause, within
 from tests.server import PLACE, Server, remove, shared_server
 
 
@@ -111,7 +111,7 @@ async def test_an_end_while_the_agent_is_away_is_not_missed(own: Server, sandbox
     await sandbox.run(["true"])
     pid = process_of(own, "node")
     quick = await sandbox.start("sleep 0.3; echo finished")
-    await asyncio.to_thread(kill, own, "node")
+    await aside(kill, own, "node")
     result = await quick.wait()
     assert result.exit_code == 0 and result.stdout_bytes == len("finished\n")
     assert process_of(own, "node") != pid
@@ -124,7 +124,7 @@ async def test_input_goes_on_after_the_agent_was_killed(own: Server, sandbox: Sa
     for i in range(24):
         await process.stdin.write(blob)
         if i == 8:
-            await asyncio.to_thread(kill, own, "node")
+            await aside(kill, own, "node")
     process.stdin.close()
     digest = b"".join([chunk async for chunk in process.stdout]).split()[0]
     assert digest.decode() == hashlib.sha256(blob * 24).hexdigest()
@@ -134,7 +134,7 @@ async def test_input_goes_on_after_the_agent_was_killed(own: Server, sandbox: Sa
 async def test_a_command_never_runs_twice(own: Server, sandbox: Sandbox) -> None:
     """A caller that never heard the answer sends the same id again."""
     await sandbox.run("echo x >> /tmp/count", id="once-and-only")
-    await asyncio.to_thread(kill, own, "node")
+    await aside(kill, own, "node")
     again = await sandbox.run("echo x >> /tmp/count", id="once-and-only")
     assert again.exit_code == 0
     assert await sandbox.files.read("/tmp/count") == b"x\n"
@@ -167,7 +167,7 @@ async def test_the_spawner_may_die(own: Server, client: Client, sandbox: Sandbox
 
 async def test_a_restarted_agent_mounts_no_layer_twice(own: Server, client: Client, sandbox: Sandbox) -> None:
     device = await device_of_base(sandbox, own)
-    await asyncio.to_thread(kill, own, "node")
+    await aside(kill, own, "node")
     async with await client.create("tiny") as other:
         assert await device_of_base(other, own) == device
     layers = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{own.data}/mnt/" in line]
@@ -187,9 +187,9 @@ async def test_leftovers_of_unknown_sandboxes_are_swept(own: Server, client: Cli
     os.kill(agent, signal.SIGSTOP)
     forget(own.data / "node.db", box.id)
     kill(own, "node")
-    async with asyncio.timeout(20):
+    async with within(20):
         while processes.start_time(pid) or (own.data / "scratch" / box.id).exists():
-            await asyncio.sleep(0.05)
+            await pause()
     with pytest.raises(errors.SandboxNotFound):
         await client.get(box.id)
 
@@ -205,9 +205,9 @@ async def test_lifetimes_hold(client: Client) -> None:
     short = await client.create("tiny", lifetime=1)
     began = time.monotonic()
     for box, why in ((idle, "idle"), (short, "lifetime")):
-        async with asyncio.timeout(8):
+        async with within(8):
             while (await client.get(box.id)).info.state not in ("stopped",):
-                await asyncio.sleep(0.1)
+                await pause()
         assert why in (await client.get(box.id)).info.reason
     assert time.monotonic() - began < 1 + 5 + 2
 
@@ -243,18 +243,18 @@ async def test_a_shell_session_outlives_the_agent(own: Server, sandbox: Sandbox)
     async with sandbox.shell() as shell:
         await shell.run("cd /tmp; X=kept")
         pid = (await shell.run("echo $$", id="pid")).stdout
-        await asyncio.to_thread(kill, own, "node")
+        await aside(kill, own, "node")
         assert (await shell.run("pwd; echo $X $$")).stdout == b"/tmp\nkept " + pid
         process = await shell.start("echo before; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo after; exit 3")
         assert await process.stdout.read() == b"before\n"
-        await asyncio.to_thread(kill, own, "node")
+        await aside(kill, own, "node")
         assert await shell_is_busy(sandbox, shell.id), "the command was taken up, not started again"
         await sandbox.files.write("/tmp/go", b"")
         assert await process.stdout.read_all() == b"after\n"
         assert (await process.wait()).exit_code == 3
         with pytest.raises(errors.ShellEnded, match="exit code 3"):
             await shell.run("pwd")
-        await asyncio.to_thread(kill, own, "node")
+        await aside(kill, own, "node")
         with pytest.raises(errors.ShellEnded, match="exit code 3"):
             await shell.run("pwd")
         assert (await shell.run("echo $$", id="pid")).stdout == pid, "what is recorded stays"
@@ -272,7 +272,7 @@ async def test_a_terminal_outlives_the_agent(own: Server, sandbox: Sandbox) -> N
     async with await sandbox.tty(["sh"]) as terminal:
         await terminal.write("echo a$((1 + 1))\n")
         await shown(terminal, b"a2\r\n")
-        await asyncio.to_thread(kill, own, "node")
+        await aside(kill, own, "node")
         await terminal.write("echo b$((2 + 2))\n")
         await shown(terminal, b"b4\r\n")
         await terminal.resize(50, 120)
@@ -284,7 +284,7 @@ async def test_a_terminal_outlives_the_agent(own: Server, sandbox: Sandbox) -> N
 
 async def shown(terminal: TerminalProcess, text: bytes) -> None:
     seen = b""
-    async with asyncio.timeout(30):
+    async with within(30):
         while text not in seen:
             chunk = await terminal.read()
             assert chunk, f"ended after {seen!r}"

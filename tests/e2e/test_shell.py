@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
+from functools import partial
 
 import pytest
 
 from barchan import Client, Sandbox, errors
+from tests.rig import beside, pause, together, within
 
 MIB = 1 << 20
 
@@ -31,18 +32,18 @@ async def test_directory_variables_functions_and_options_stay(sandbox: Sandbox) 
 
 async def test_sessions_do_not_know_each_other(sandbox: Sandbox) -> None:
     shells = [sandbox.shell() for _ in range(4)]
-    await asyncio.gather(*(shell.open() for shell in shells))
-    await asyncio.gather(*(shell.run(f"cd /; N={i}; sleep 0.1") for i, shell in enumerate(shells)))
-    results = await asyncio.gather(*(shell.run("echo $N") for shell in shells))
+    await together(*(shell.open for shell in shells))
+    await together(*(partial(shell.run, f"cd /; N={i}; sleep 0.1") for i, shell in enumerate(shells)))
+    results = await together(*(partial(shell.run, "echo $N") for shell in shells))
     assert [r.stdout for r in results] == [b"%d\n" % i for i in range(4)]
-    await asyncio.gather(*(shell.close() for shell in shells))
+    await together(*(shell.close for shell in shells))
 
 
 async def test_calls_on_one_session_wait_their_turn(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         await shell.run("n=0")
         line = "a=$n; sleep 0.0$((a % 3)); n=$((a + 1)); echo $n"
-        results = await asyncio.gather(*(shell.run(line) for _ in range(20)))
+        results = await together(*(partial(shell.run, line) for _ in range(20)))
         assert [int(r.stdout) for r in results] == list(range(1, 21))
 
 
@@ -151,16 +152,16 @@ async def test_the_session_is_among_the_processes(sandbox: Sandbox) -> None:
 async def test_closing_ends_everything_in_it(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         await shell.run("sleep 301 & setsid sleep 302 & (trap '' TERM; sleep 303) &")
-        waiting = asyncio.create_task(shell.run("sleep 304"))
+        waiting = beside(shell.run, "sleep 304")
         await until_running(sandbox, b"304")
     assert (await waiting).outcome in ("cancelled", "signaled")
     assert [p.argv for p in await sandbox.processes() if p.pid != 1] == []
 
 
 async def until_running(sandbox: Sandbox, word: bytes) -> None:
-    async with asyncio.timeout(10):
+    async with within(10):
         while not any(word in p.argv for p in await sandbox.processes()):
-            await asyncio.sleep(0)
+            await pause()
 
 
 # --- ends
@@ -184,7 +185,7 @@ async def test_a_time_limit_leaves_the_session(sandbox: Sandbox, command: str) -
 async def test_a_cancelled_call_leaves_the_session(sandbox: Sandbox) -> None:
     async with sandbox.shell() as shell:
         await shell.run("cd /tmp")
-        waiting = asyncio.create_task(shell.run("sleep 405"))
+        waiting = beside(shell.run, "sleep 405")
         await until_running(sandbox, b"405")
         waiting.cancel()
         assert (await shell.run("pwd")).stdout == b"/tmp\n"

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from barchan import Sandbox, TerminalProcess, errors
+from tests.rig import within
 from tests.server import Server
 from tests.terminals import LocalTerminal
 
@@ -15,7 +16,7 @@ from tests.terminals import LocalTerminal
 async def until(terminal: TerminalProcess, text: bytes) -> bytes:
     """Everything shown up to `text`."""
     seen = b""
-    async with asyncio.timeout(20):
+    async with within(20):
         while text not in seen:
             chunk = await terminal.read()
             assert chunk, f"ended after {seen!r}"

@@ -10,9 +10,12 @@ A file is changed by regular expressions and then formatted. What cannot be had 
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +29,14 @@ FILES = {
     f"{WIRE}/streams.py": f"{SDK}/_sync/_streams.py",
     f"{WIRE}/many.py": f"{SDK}/_sync/_arrivals.py",
 }
+JOURNEYS = ("commands", "limits", "restart", "shell", "terminal")
 TESTS = {
     "tests/contract/test_sdk.py": "tests/contract/sync/test_sdk.py",
+    **{f"tests/e2e/test_{name}.py": f"tests/e2e/sync/test_{name}.py" for name in JOURNEYS},
 }
 HEAD = "# Generated from {} by `python -m tests.repo.unasync`: edit that file, not this one.\n"
 
+KEYWORDS = ("and", "assert", "await", "else", "if", "in", "not", "or", "return", "yield")
 Rules = dict[str, str]
 """Regular expressions and what comes in their place, applied in this order."""
 
@@ -62,6 +68,10 @@ TEXTS: Rules = {
 CHECKS: Rules = {
     r"\btests\.(rig|contract\.api_site)\b": "tests.rig_sync",
     r"\bbarchan\.sdk import": "barchan.sync import",
+    r"(?m)^from barchan import (.*)$": r"from barchan.sync import \1",
+    r"(?m), errors$": "\nfrom barchan import errors",
+    r"(?s)\n# --- (the command line|the platform alone)\n.*": "",
+    r"(PLACE\] \+ \")-": r"\1-sync-",
     r"\ba(next|iter)\(": r"\1(",
 }
 SYNC_SDK: Rules = {**PUBLIC, **HOMES, **TEXTS, **WORDS}
@@ -91,7 +101,7 @@ def converted(files: dict[str, str], rules: Rules, unused: set[str]) -> dict[str
     """Rules that changed something are taken out of `unused`."""
     made = {}
     for source, target in files.items():
-        text = (ROOT / source).read_text()
+        text = without_parentheses((ROOT / source).read_text())
         for pattern, replacement in rules.items():
             text, count = re.subn(pattern, replacement, text)
             unused -= {pattern} if count else set()
@@ -99,9 +109,35 @@ def converted(files: dict[str, str], rules: Rules, unused: set[str]) -> dict[str
     return made
 
 
+def without_parentheses(text: str) -> str:
+    """`(await f(x)).y` as `f(x).y`, and `(await task).y` as `task.wait().y`."""
+    lines = text.splitlines(keepends=True)
+    for (row, start), width, replacement in sorted(edits(text), reverse=True):
+        lines[row - 1] = lines[row - 1][:start] + replacement + lines[row - 1][start + width :]
+    return "".join(lines)
+
+
+def edits(text: str) -> Iterator[tuple[tuple[int, int], int, str]]:
+    """Where something goes, how many characters, and what comes instead."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    for at, (before, token, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False), 1):
+        is_call = (before.type == tokenize.NAME and before.string not in KEYWORDS) or before.string in (")", "]")
+        if is_call or (token.string, after.string) != ("(", "await"):
+            continue
+        depth, end = 0, at + 2
+        while depth or tokens[end].string in (".", "(", "[") or tokens[end].type == tokenize.NAME:
+            depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(tokens[end].string, 0)
+            end += 1
+        if tokens[end].string == ")":
+            yield token.start, len("(await "), ""
+            yield tokens[end].start, 1, "" if tokens[end - 1].string == ")" else ".wait()"
+
+
 def formatted(text: str, target: str) -> str:
     """Without imports that became unused or double, and as `ruff format` has it."""
-    text = ruff(["check", "--fix-only", "--quiet", "--select", "F401,F811,I001"], text, target)
+    text = ruff(
+        ["check", "--fix-only", "--unsafe-fixes", "--quiet", "--select", "F401,F811,I001,SIM117,UP028"], text, target
+    )
     return ruff(["format"], text, target)
 
 

@@ -41,6 +41,10 @@ def test_outcome(said: Done, outcome: str, exit_code: int | None, signal: int | 
     [
         (errno.ENOENT, b"user", "user_not_found", "user"),
         (errno.ENOENT, b"cwd", "file_missing", "cwd"),
+        (errno.ENOTDIR, b"cwd", "file_not_directory", "cwd"),
+        (errno.EACCES, b"cwd", "file_denied", "cwd"),
+        (errno.ELOOP, b"cwd", "file_failure", "cwd"),
+        (errno.ENOMEM, b"exec", "sandbox_unavailable", ""),
         (errno.E2BIG, b"exec", "invalid_request", "argv"),
         (errno.EAGAIN, b"fork", "sandbox_unavailable", ""),
         (errno.ESRCH, b"shell", "shell_ended", ""),
@@ -72,13 +76,17 @@ def test_how_a_session_ended(end: ExecResult | None, how: str) -> None:
 
 def test_limits_are_named_only_where_they_fit() -> None:
     killed, failed, fine = Ended("signaled", 137, 9), Ended("exited", 1), Ended("exited", 0)
+    late = Ended("timed_out", None)
     assert limit_of(killed, oom=True, pids=False, disk=False) == "oom"
     assert limit_of(failed, oom=True, pids=False, disk=False) == "oom", "a shell whose child was killed"
     assert limit_of(fine, oom=True, pids=False, disk=False) is None
     assert limit_of(failed, oom=False, pids=True, disk=True) == "pids"
     assert limit_of(failed, oom=False, pids=False, disk=True) == "disk_full"
     assert limit_of(killed, oom=False, pids=False, disk=False) is None
-    assert suspicious(killed) and suspicious(failed) and not suspicious(fine)
+    assert limit_of(late, oom=False, pids=True, disk=False) == "pids", "a fork bomb never comes to its end"
+    assert limit_of(late, oom=False, pids=False, disk=False) is None
+    assert limit_of(fine, oom=False, pids=True, disk=True) is None
+    assert suspicious(killed) and suspicious(late) and suspicious(failed) and not suspicious(fine)
 
 
 def test_figures() -> None:

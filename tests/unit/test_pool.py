@@ -28,6 +28,7 @@ class Shop:
         self.now = 0.0
         self.room = 8
         self.fails = False
+        self.takes_time = 0.25
         self.made: list[Draft] = []
         self.discarded: list[Draft] = []
         self.changed = asyncio.Event()
@@ -40,7 +41,7 @@ class Shop:
         return self._make(order, order.spec.limits)
 
     def _make(self, order: Order | None, limits: Limits) -> Draft:
-        self.now += 0.25
+        self.now += self.takes_time
         if self.fails:
             raise CreateFailed("as told")
         name = f"pool-{len(self.made)}"
@@ -144,6 +145,18 @@ async def test_a_failed_refill_pauses_and_harms_no_request(pool: Pool, shop: Sho
     shop.now += module.PAUSE_SECONDS
     pool.take(order())
     await shop.until(made=1)
+    await pool.close()
+
+
+async def test_a_half_full_pool_waits_for_a_quiet_moment(pool: Pool, shop: Shop) -> None:
+    shop.takes_time = 0.0
+    for _ in range(5):
+        pool.take(order())
+    await shop.until(made=4)
+    await asyncio.sleep(0)
+    assert len(shop.made) == 4, "half of the four of this shape that are expected, and of the four of any"
+    shop.now += module.QUIET_SECONDS
+    await shop.until(made=8)
     await pool.close()
 
 

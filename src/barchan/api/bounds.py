@@ -37,7 +37,7 @@ _VARIABLES = {
 _REF = _name(REF.pattern)
 _TARGET = r"^(?!/(?:proc|sys|dev)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)+$"
 _PAGE = {"limit": {"minimum": 1, "maximum": PAGE}}
-_FILE = {"path": {"pattern": "^[^\\u0000]+$"}, "user": _NO_NUL}
+_FILE = {"path": {"pattern": "^[^\\u0000]+$"}, "user": {"pattern": "^[^\\u0000]+$"}}
 
 KEY = {"type": "string", **_whole(ID.pattern)}
 """Of an idempotency key, a command's id."""
@@ -60,7 +60,7 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "labels": {"maxProperties": 64},
         "env": _VARIABLES,
         "secrets": _VARIABLES,
-        "user": _NO_NUL,
+        "user": {"pattern": "^[^\\u0000]+$"},
         "workdir": {"pattern": "^/[^\\u0000]*$"},
         "hostname": _whole(HOST.pattern),
         "idle_timeout": _SECONDS,
@@ -76,8 +76,9 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "cwd": _NO_NUL,
         "env": _VARIABLES,
         "secrets": _VARIABLES,
-        "user": _NO_NUL,
+        "user": {"pattern": "^[^\\u0000]+$"},
         "timeout": _SECONDS,
+        "stdin_base64": _whole("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"),
         "grace": {"minimum": 0, "maximum": 3600},
         "output_limit": {"minimum": 0, "maximum": MAX_OUTPUT},
     },

@@ -85,6 +85,10 @@ async def entries(request: web.Request) -> web.StreamResponse:
     streams.follow(call)
     try:
         await call.answer
+    except ProtocolError as error:
+        if streams.stdout.offset <= MOST_LISTED:
+            raise
+        raise _too_large(query) from error
     finally:
         call.abandon()
     cursor = Cursor(streams.stdout.collected())
@@ -92,3 +96,8 @@ async def entries(request: web.Request) -> web.StreamResponse:
     while cursor.left:
         found.append(FileEntry.of(read_entry(cursor)))
     return json_reply(found)
+
+
+def _too_large(query: ListQuery) -> InvalidRequest:
+    hint = "list it with the SDK" if query.depth == 1 else "ask for less depth, or list it with the SDK"
+    return InvalidRequest(f"the entries have more than {MOST_LISTED} bytes", field="path", hint=hint)

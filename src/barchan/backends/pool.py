@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 REFILLS = 2
 """Made ahead at once."""
 TRIM_SECONDS = 5.0
+QUIET_SECONDS = 0.05
+"""Since the last request: a pool that is at least half full is filled then, not beside the request."""
 PAUSE_SECONDS = 5.0
 """Without refills after one that failed."""
 
@@ -57,7 +59,8 @@ class Pool:
         self._making: dict[bytes | None, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._paused_until = 0.0
+        self._paused_until = self._taken = 0.0
+        self._quiet: asyncio.TimerHandle | None = None
         self._closed = most <= 0
         self.hits = self.parked_hits = self.misses = self.refills = self.discarded = 0
         self.refill_seconds = 0.0
@@ -75,7 +78,8 @@ class Pool:
             self.hits += 1
         else:
             self.parked_hits += 1
-        self._demand.note(order.shape, self._clock(), ready=bool(draft and draft.order))
+        self._taken = self._clock()
+        self._demand.note(order.shape, self._taken, ready=bool(draft and draft.order))
         self._orders[order.shape], self._limits = order, order.spec.limits
         if draft is not None:
             self._unwatch(draft)
@@ -97,8 +101,9 @@ class Pool:
     async def close(self) -> None:
         """Remove all that is held. Idempotent."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._quiet):
+            if timer is not None:
+                timer.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
         held = list(self._held())
@@ -122,17 +127,32 @@ class Pool:
             task.add_done_callback(self._made)
 
     def _next(self) -> tuple[bytes | None] | None:
-        """The shape to make next, None of it for a parked child; None when there are enough."""
+        """The shape to make next, None of it for a parked child; None when there are enough for now."""
         now = self._clock()
         if now < self._paused_until:
             return None
         plan = self._demand.plan(self._room(), now)
-        for shape, wanted in plan.ready.items():
-            if shape in self._orders and len(self._ready.get(shape, ())) + self._making.get(shape, 0) < wanted:
+        wanted: dict[bytes | None, int] = {shape: n for shape, n in plan.ready.items() if shape in self._orders}
+        wanted[None] = plan.parked
+        short = {shape: n for shape, n in wanted.items() if self._count(shape) < n}
+        for shape, n in short.items():
+            if now >= self._taken + QUIET_SECONDS or self._count(shape) < n / 2:
                 return (shape,)
-        if len(self._parked) + self._making.get(None, 0) < plan.parked:
-            return (None,)
+        if short:
+            self._wait_for_quiet()
         return None
+
+    def _count(self, shape: bytes | None) -> int:
+        held = self._parked if shape is None else self._ready.get(shape, ())
+        return len(held) + self._making.get(shape, 0)
+
+    def _wait_for_quiet(self) -> None:
+        if self._quiet is None:
+            self._quiet = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._now_quiet)
+
+    def _now_quiet(self) -> None:
+        self._quiet = None
+        self._refill()
 
     async def _make(self, shape: bytes | None, order: Order | None) -> None:
         began = self._clock()

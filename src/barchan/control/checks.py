@@ -7,7 +7,7 @@ import re
 
 from barchan.errors import InvalidRequest
 from barchan.names import check_name, check_ref
-from barchan.spec import check_exec, check_spec, check_terminal
+from barchan.spec import check_exec, check_spec, check_terminal, check_user
 from barchan.wire.messages import (
     MOST_AT_ONCE,
     PAGE,
@@ -67,7 +67,7 @@ def check_request(request: Request) -> None:
     elif isinstance(request, OfFile):
         _check_path(request.path, "path")
         if request.user is not None:
-            _no_nul(request.user.encode(), "user")
+            check_user(request.user)
         if isinstance(request, RenameFile):
             _check_path(request.target, "target")
     elif isinstance(request, (StartExec, AttachExec, SignalExec, ResizeExec, CancelExec)):

@@ -41,6 +41,7 @@ from barchan.spec import (
     SandboxId,
     SandboxInfo,
     SandboxSpec,
+    SandboxState,
     check_spec,
 )
 from barchan.usage import SandboxStats
@@ -194,23 +195,33 @@ class Agent:
             step = advance(self.row(row.id).state, event)
             if step.action != "remove":
                 return self.get(row.id)
-            await self.registry.update(row.id, durable=False, state=step.state, reason=reason)
-            await self.creation.ended(row.id)
-            kind = SandboxUnavailable if step.state == "failing" else SandboxStopped
-            error = kind(f"sandbox {row.id}: {reason}")
-            sandbox = self.forget(row.id, error)
-            if sandbox is not None:
-                await sandbox.give_up_all(error)
-            recorded = asyncio.ensure_future(self.recorder.stop(row.id, reason))
+            # Not waited for: an agent that dies before this is written finds a sandbox whose first process ended.
+            marked = asyncio.ensure_future(self.registry.update(row.id, durable=False, state=step.state, reason=reason))
             try:
-                await self.backend(row.spec.backend).destroy(row.id)
+                if row.state == "creating":
+                    await marked
+                    await self.creation.ended(row.id)
+                await self._remove(row, step.state, reason)
             finally:
-                await recorded
+                await marked
             await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
             self.recorder.forget(row.id)
             return self.get(row.id)
         finally:
             self._ending.pop(row.id, None)
+
+    async def _remove(self, row: SandboxRow, state: SandboxState, reason: str) -> None:
+        """Its commands get an end, it is removed, and the record says so."""
+        kind = SandboxUnavailable if state == "failing" else SandboxStopped
+        error = kind(f"sandbox {row.id}: {reason}")
+        sandbox = self.forget(row.id, error)
+        if sandbox is not None:
+            await sandbox.give_up_all(error)
+        recorded = asyncio.ensure_future(self.recorder.stop(row.id, reason))
+        try:
+            await self.backend(row.spec.backend).destroy(row.id)
+        finally:
+            await recorded
 
     def forget(self, id: str, error: BarchanError) -> LiveSandbox | None:
         sandbox = self.sandboxes.pop(id, None)

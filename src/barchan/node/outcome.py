@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from barchan.errors import (
     BarchanError,
+    FileDenied,
+    FileFailure,
     FileMissing,
+    FileNotDirectory,
     InvalidRequest,
     SandboxUnavailable,
     ShellBusy,
@@ -18,7 +21,13 @@ from barchan.errors import (
 from barchan.spec import ExecId, ExecResult, LimitName, Outcome
 from barchan.wire.guest import Done, GuestOutcome
 
-_SIGKILL = 9
+_NO_DIRECTORY: dict[int, type[FileFailure]] = {
+    errno.ENOENT: FileMissing,
+    errno.ENOTDIR: FileNotDirectory,
+    errno.EACCES: FileDenied,
+}
+_SHORTAGES = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE))
+"""They say nothing about the program."""
 
 
 class Ended(NamedTuple):
@@ -50,13 +59,14 @@ def _not_started(code: int, step: str, user: str, cwd: str) -> Ended:
     if step == "shell":
         return Ended("failed", None, error=_not_taken(code))
     if step == "cwd":
-        return Ended("failed", None, error=FileMissing(f"working directory {cwd!r}: {text}", field="cwd", phase="cwd"))
+        cls = _NO_DIRECTORY.get(code, FileFailure)
+        return Ended("failed", None, error=cls(f"working directory {cwd!r}: {text}", field="cwd", phase="cwd"))
     if step == "exec" and code in (errno.ENOENT, errno.ENOTDIR):
         return Ended("not_found", 127)
     if step == "exec" and code == errno.E2BIG:
         error = InvalidRequest("argv and env are longer than the kernel takes", field="argv", phase="exec")
         return Ended("failed", None, error=error)
-    if step == "exec":
+    if step == "exec" and code not in _SHORTAGES:
         return Ended("not_executable", 126)
     hint = "its limit of processes is reached" if code == errno.EAGAIN else ""
     return Ended("failed", None, error=SandboxUnavailable(f"cannot start a process: {text}", phase=step, hint=hint))
@@ -99,17 +109,16 @@ def no_user(user: str) -> UserNotFound:
 
 
 def suspicious(end: Ended) -> bool:
-    """Whether a limit may be behind it, so that the counters are worth reading."""
-    return end.error is not None or end.outcome == "signaled" or bool(end.exit_code)
+    """Whether a limit may be behind it, so that the counters are worth reading. One may also be why it took too long."""
+    return end.exit_code != 0
 
 
 def limit_of(end: Ended, *, oom: bool, pids: bool, disk: bool) -> LimitName | None:
     """Which limit a command ran into, given what happened in the sandbox while it ran."""
-    if oom and (end.signal == _SIGKILL or end.exit_code == 128 + _SIGKILL or end.exit_code):
-        return "oom"
-    if pids:
-        return "pids"
-    return "disk_full" if disk else None
+    if not suspicious(end):
+        return None
+    reached: tuple[tuple[LimitName, bool], ...] = (("oom", oom), ("pids", pids), ("disk_full", disk))
+    return next((name for name, happened in reached if happened), None)
 
 
 def result_of(

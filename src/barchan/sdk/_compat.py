@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 from barchan.errors import InvalidRequest, RequestTimeout
 
 T = TypeVar("T")
+Future = asyncio.Future
 Task = asyncio.Task
 Event = asyncio.Event
 Lock = asyncio.Lock
@@ -53,7 +55,7 @@ async def joined(task: Task[T]) -> T:
     return await asyncio.shield(task)
 
 
-async def ended(tasks: set[Task[Any]], seconds: float) -> None:
+async def ended(tasks: AbstractSet[Future[Any]], seconds: float) -> None:
     """Wait until all ended; cancel those that take longer."""
     if not tasks:
         return

@@ -14,6 +14,7 @@ from barchan.sdk._address import Address
 from barchan.sdk._socket import CLOSE_WAIT, Socket
 from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
+from barchan.wire.futures import Future
 from barchan.wire.link import Call, Link
 from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
@@ -59,6 +60,8 @@ class Connection:
         self._tls = tls
         self._socket: Socket | None = None
         self._dialling: _compat.Task[Link] | None = None
+        self._posted: set[Future[bytes]] = set()
+        """Answers that nobody waits for."""
         self._worked = False
         self.closed = False
 
@@ -75,6 +78,8 @@ class Connection:
     async def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
         self.closed = True
+        # What the API has not begun when the connection ends it does not begin any more.
+        await _compat.ended(self._posted, CLOSE_WAIT)
         if self._socket is not None:
             await self._socket.close()
         await _compat.ended(self.tasks, CLOSE_WAIT)
@@ -119,7 +124,9 @@ class Connection:
         """Send without waiting for the answer; when the connection is away, as soon as it is back."""
         payload = packed(request)
         if self._socket is not None and self._socket.link.lost is None:
-            self._socket.link.call(payload)
+            answer = self._socket.link.call(payload).answer
+            self._posted.add(answer)
+            answer.add_done_callback(self._posted.discard)
         elif not self.closed:
             _compat.spawn(self.tasks, self._post_later, payload)
 

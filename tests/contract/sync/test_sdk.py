@@ -109,17 +109,15 @@ def test_what_is_no_address(url: str) -> None:
 
 
 def test_no_api_fails_at_once(tmp_path: Path) -> None:
-    with Client(data=tmp_path) as client:
-        with pytest.raises(ApiUnavailable, match="no API") as caught:
-            client.list()
+    with Client(data=tmp_path) as client, pytest.raises(ApiUnavailable, match="no API") as caught:
+        client.list()
     assert caught.value.hint == f"barchan up --data {tmp_path}"
     assert "no such file" in caught.value.message
 
 
 def failure(client: Client) -> BarchanError:
-    with client:
-        with pytest.raises(BarchanError) as caught:
-            client.list()
+    with client, pytest.raises(BarchanError) as caught:
+        client.list()
     assert not re.search(r"ssl[: ]|<|default|\[|errno", str(caught.value).lower()), "nothing of the HTTP library's own"
     return caught.value
 
@@ -197,11 +195,10 @@ def test_a_token_may_come_with_its_line_end() -> None:
 
 def test_over_tcp(place: Site, node: FakeNode) -> None:
     with Client(place.url, TOKEN) as client:
-        assert ((client.create("debian-12")).run("echo hi")).text == "hi\n"
+        assert client.create("debian-12").run("echo hi").text == "hi\n"
     for token in ("", "wrong-token-012345"):
-        with Client(place.url, token) as client:
-            with pytest.raises(Unauthenticated):
-                client.list()
+        with Client(place.url, token) as client, pytest.raises(Unauthenticated):
+            client.list()
 
 
 # sandboxes
@@ -226,16 +223,15 @@ def test_create_sends_what_was_asked(client: Client, node: FakeNode) -> None:
 
 def test_a_sandbox_is_stopped_at_the_end_of_its_block(client: Client, node: FakeNode) -> None:
     with client.create("debian-12") as sandbox:
-        assert (sandbox.refresh()).state == "ready"
+        assert sandbox.refresh().state == "ready"
     assert node.sandboxes[sandbox.id].state == "stopped"
-    assert (sandbox.stop()).state == "stopped"
+    assert sandbox.stop().state == "stopped"
 
 
 def test_what_ends_the_block_is_what_is_raised(place: Site, client: Client, node: FakeNode) -> None:
-    with pytest.raises(ZeroDivisionError):
-        with client.create("debian-12") as sandbox:
-            node.sandboxes.pop(sandbox.id)
-            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), client.create("debian-12") as sandbox:
+        node.sandboxes.pop(sandbox.id)
+        raise ZeroDivisionError
 
 
 def test_finding_sandboxes(client: Client, node: FakeNode) -> None:
@@ -243,7 +239,7 @@ def test_finding_sandboxes(client: Client, node: FakeNode) -> None:
     client.create("debian-12", labels={"job": "2"})
     assert [info.id for info in client.list({"job": "1"})] == [one.id]
     assert len(client.list()) == 2
-    assert (client.get(one.id)).info == one.info
+    assert client.get(one.id).info == one.info
     with pytest.raises(SandboxNotFound):
         client.get("n1-aaaaaaaaaaaa")
     with pytest.raises(InvalidRequest):
@@ -251,7 +247,7 @@ def test_finding_sandboxes(client: Client, node: FakeNode) -> None:
 
 
 def test_renewing(sandbox: Sandbox) -> None:
-    assert (sandbox.renew(lifetime=5)).expires == pytest.approx(sandbox.info.created + 5)
+    assert sandbox.renew(lifetime=5).expires == pytest.approx(sandbox.info.created + 5)
     with pytest.raises(InvalidRequest) as caught:
         sandbox.renew(lifetime=-5)
     assert caught.value.field == "lifetime"
@@ -343,9 +339,9 @@ def test_a_create_that_takes_too_long(client: Client, node: FakeNode) -> None:
 
 
 def test_a_string_is_for_the_shell_and_a_list_is_not(sandbox: Sandbox) -> None:
-    assert (sandbox.run("echo 'a  b'")).text == "'a b'\n"  # the scripted shell only splits
+    assert sandbox.run("echo 'a  b'").text == "'a b'\n"  # the scripted shell only splits
     odd = [b"args", b"\xff\x01 '\"$x", "ü", ""]
-    cursor = Cursor((sandbox.run(odd)).stdout)
+    cursor = Cursor(sandbox.run(odd).stdout)
     assert cursor.blobs() == (b"args", b"\xff\x01 '\"$x", "ü".encode(), b"")
 
 
@@ -357,7 +353,7 @@ def test_a_failing_command_is_a_result(sandbox: Sandbox) -> None:
     with pytest.raises(CommandFailed, match="exit code 3") as caught:
         sandbox.run("exit 3", check=True)
     assert caught.value.result.exit_code == 3
-    assert (sandbox.run("echo x", check=True)).ok
+    assert sandbox.run("echo x", check=True).ok
 
 
 @pytest.mark.parametrize(
@@ -391,16 +387,16 @@ def test_a_wrong_command_is_refused(sandbox: Sandbox, command: Any, options: Any
 
 
 def test_input_arrives_whole(sandbox: Sandbox) -> None:
-    assert (sandbox.run(["cat"])).stdout == b""
-    assert (sandbox.run(["cat"], stdin="ü")).text == "ü"
+    assert sandbox.run(["cat"]).stdout == b""
+    assert sandbox.run(["cat"], stdin="ü").text == "ü"
     data = os.urandom(5_000_000)
-    assert (sandbox.run(["cat"], stdin=data)).stdout == data
+    assert sandbox.run(["cat"], stdin=data).stdout == data
 
     def pieces() -> Iterator[bytes]:
         for at in range(0, len(data), 99_999):
             yield data[at : at + 99_999]
 
-    assert (sandbox.run(["cat"], stdin=pieces())).stdout == data
+    assert sandbox.run(["cat"], stdin=pieces()).stdout == data
 
 
 def test_input_that_fails_ends_the_command(sandbox: Sandbox, node: FakeNode) -> None:
@@ -451,9 +447,8 @@ def test_input_whose_source_fails_as_the_sandbox_does_ends_the_command(sandbox: 
         yield b"half"
         yield sandbox.files.read("/missing")
 
-    with pytest.raises(FileMissing):
-        with within(5):
-            sandbox.run(["cat"], stdin=pieces(), id="c")
+    with pytest.raises(FileMissing), within(5):
+        sandbox.run(["cat"], stdin=pieces(), id="c")
     result = node.commands[sandbox.id]["c"].result
     assert result is not None and result.outcome == "cancelled"
 
@@ -466,7 +461,7 @@ def test_cancelling_a_run_cancels_the_command(sandbox: Sandbox, node: FakeNode) 
         with pytest.raises(Cancelled):
             running.wait()
         node.wait_for(m.CancelExec)
-    assert (finished(node, sandbox.id, "s")).outcome == "cancelled"
+    assert finished(node, sandbox.id, "s").outcome == "cancelled"
 
 
 def test_cancelling_just_before_the_client_closes_still_arrives(place: Site, node: FakeNode) -> None:
@@ -501,7 +496,7 @@ def test_talking_to_a_process(sandbox: Sandbox) -> None:
         process.stdin.write(word)
         assert process.stdout.read() == word
     process.stdin.close()
-    assert (process.wait()).exit_code == 0
+    assert process.wait().exit_code == 0
     process.stdin.write(b"into the void")
 
 
@@ -509,18 +504,18 @@ def test_signals(sandbox: Sandbox, node: FakeNode) -> None:
     for act, code in (("signal", 143), ("kill", 137)):
         process = sandbox.start("sleep")
         (process.signal(15) if act == "signal" else process.kill())
-        assert (process.wait()).exit_code == code
+        assert process.wait().exit_code == code
     process = sandbox.start("sleep")
     process.cancel()
     process.cancel()
-    assert (process.wait()).outcome == "cancelled"
+    assert process.wait().outcome == "cancelled"
     with pytest.raises(InvalidRequest):
         process.signal(0)
 
 
 def test_a_program_that_cannot_start_is_a_result(sandbox: Sandbox) -> None:
     process = sandbox.start(["missing"])
-    assert (process.wait()).outcome == "not_found"
+    assert process.wait().outcome == "not_found"
     assert process.pid == 0
 
 
@@ -552,9 +547,9 @@ def test_a_dropped_handle_leaves_the_command_running(place: Site, node: FakeNode
         process = sandbox.start("hold gate")
     node.release("gate")
     with place.client() as client:
-        again = (client.get(sandbox.id)).attach(process.id)
+        again = client.get(sandbox.id).attach(process.id)
         assert again.stdout.read_all() == b"before\nafter\n"
-        assert (again.wait()).exit_code == 0
+        assert again.wait().exit_code == 0
 
 
 def test_attaching_from_an_offset(sandbox: Sandbox) -> None:
@@ -576,7 +571,7 @@ def test_attaching_does_not_need_to_be_told_of_a_start(sandbox: Sandbox, node: F
             (sandbox.start("bytes 3000000", id="big"), 0),
         ):
             assert process.stdout.read_all() == pattern(3_000_000)[offset:]
-            assert (process.wait()).stdout_bytes == 3_000_000
+            assert process.wait().stdout_bytes == 3_000_000
 
 
 def test_a_command_that_its_node_cannot_start_is_an_error(sandbox: Sandbox, node: FakeNode) -> None:
@@ -607,7 +602,7 @@ def test_output_has_no_gap_after_a_loss(client: Client, sandbox: Sandbox, node: 
         if len(got) // 5_000_000 != before:
             lose(who, client, node)
     assert bytes(got) == pattern(size)
-    assert (process.wait()).stdout_bytes == size
+    assert process.wait().stdout_bytes == size
     assert sum(isinstance(call, m.StartExec) for call in node.calls) >= 4
 
 
@@ -631,7 +626,7 @@ def test_a_run_survives_the_api(tmp_path: Path) -> None:
         node.release("gate")
         place.start()
         node.dial()
-        assert (running.wait()).text == "before\nafter\n"
+        assert running.wait().text == "before\nafter\n"
         assert len(node.commands[sandbox.id]) == 1
     place.stop()
 
@@ -646,7 +641,7 @@ def test_input_has_no_gap_after_a_loss(sandbox: Sandbox, node: FakeNode) -> None
                 node.dial()
             yield data[at : at + 500_000]
 
-    assert (sandbox.run(["cat"], stdin=pieces())).stdout == data
+    assert sandbox.run(["cat"], stdin=pieces()).stdout == data
 
 
 def test_a_create_is_sent_again_with_its_key(client: Client, node: FakeNode) -> None:
@@ -665,7 +660,7 @@ def test_a_create_is_sent_again_with_its_key(client: Client, node: FakeNode) -> 
 def test_reads_are_tried_again_and_writes_are_not(sandbox: Sandbox, node: FakeNode) -> None:
     node.files[b"/a"] = b"x"
     fail(node, "file_stat", faults.loses_the_link, times=1)
-    assert (sandbox.files.stat("/a")).size == 1
+    assert sandbox.files.stat("/a").size == 1
     fail(node, "file_remove", faults.loses_the_link)
     with pytest.raises(NodeUnavailable) as caught:
         sandbox.files.remove("/a")
@@ -761,7 +756,7 @@ def test_reading_and_writing(sandbox: Sandbox, node: FakeNode) -> None:
 def test_looking_at_and_changing_files(sandbox: Sandbox) -> None:
     files = sandbox.files
     files.write("/d/a", b"12")
-    assert (files.stat("/d/a")).size == 2
+    assert files.stat("/d/a").size == 2
     assert [(entry.path, entry.kind) for entry in files.list("/d")] == [(b"a", "file")]
     files.rename("/d/a", "/d/b")
     assert (files.exists("/d/a"), files.exists("/d/b")) == (False, True)
@@ -779,7 +774,7 @@ def test_an_endless_listing_is_refused(client: Client, sandbox: Sandbox, node: F
     fail(node, "file_list", faults.never_ends)
     with pytest.raises(ProtocolError, match="more than"):
         sandbox.files.list("/")
-    assert (sandbox.refresh()).state == "ready"
+    assert sandbox.refresh().state == "ready"
 
 
 def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
@@ -793,9 +788,8 @@ def test_a_source_that_fails_writes_nothing(sandbox: Sandbox, node: FakeNode) ->
 
 
 def test_a_source_that_fails_as_the_sandbox_does_writes_nothing(sandbox: Sandbox, node: FakeNode) -> None:
-    with pytest.raises(FileMissing):
-        with within(5):
-            sandbox.files.write("/a", sandbox.files.read_stream("/missing"))
+    with pytest.raises(FileMissing), within(5):
+        sandbox.files.write("/a", sandbox.files.read_stream("/missing"))
     assert b"/a" not in node.files
 
 
@@ -833,9 +827,8 @@ def test_an_answer_before_the_end_is_not_taken_for_whole(sandbox: Sandbox, node:
         lambda: files.upload(source, "/a"),
         lambda: files.download("/a", tmp_path / "t"),
     ):
-        with pytest.raises(ProtocolError):
-            with within(5):
-                failing()  # type: ignore[no-untyped-call]
+        with pytest.raises(ProtocolError), within(5):
+            failing()  # type: ignore[no-untyped-call]
 
 
 def test_content_of_a_wrong_kind(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -945,9 +938,8 @@ def test_a_local_file_that_cannot_be_read(sandbox: Sandbox, tmp_path: Path, monk
     (source / "b").write_bytes(b"secret")
     unreadable(monkeypatch, source / "b")
     for local in (source, source / "b"):
-        with pytest.raises(FileDenied, match=f"local file {source}/b: permission denied"):
-            with within(5):
-                sandbox.files.upload(local, "/x")
+        with pytest.raises(FileDenied, match=f"local file {source}/b: permission denied"), within(5):
+            sandbox.files.upload(local, "/x")
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(FileFailure, match="not a regular file"):
         sandbox.files.upload(tmp_path / "fifo", "/x")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 from barchan.errors import InvalidRequest, RequestTimeout
@@ -129,7 +130,7 @@ def joined(task: Task[T]) -> T:
     return task.wait()
 
 
-def ended(tasks: set[Task[Any]], seconds: float) -> None:
+def ended(tasks: AbstractSet[Future[Any]], seconds: float) -> None:
     """Wait until all ended; cancel those that take longer. One that is in code of the caller's is not waited for for ever."""
     waited = _all_done(set(tasks), seconds)
     for late in waited:
@@ -137,7 +138,7 @@ def ended(tasks: set[Task[Any]], seconds: float) -> None:
     _all_done(waited, seconds)
 
 
-def _all_done(tasks: set[Task[Any]], seconds: float) -> set[Task[Any]]:
+def _all_done(tasks: AbstractSet[Future[Any]], seconds: float) -> AbstractSet[Future[Any]]:
     """Returns those that are not."""
     until = monotonic() + seconds
     return {task for task in tasks if not task.done_by(until)}

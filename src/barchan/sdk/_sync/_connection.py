@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from barchan.errors import ApiUnavailable, BarchanError, NodeUnavailable
 from barchan.sdk._address import Address
 from barchan.sdk._sync import _compat
+from barchan.sdk._sync._futures import Future
 from barchan.sdk._sync._link import Call, Link
 from barchan.sdk._sync._socket import CLOSE_WAIT, Socket
 from barchan.sdk._sync._streams import CallStreams, Taking
@@ -60,6 +61,8 @@ class Connection:
         self._tls = tls
         self._socket: Socket | None = None
         self._dialling: _compat.Task[Link] | None = None
+        self._posted: set[Future[bytes]] = set()
+        """Answers that nobody waits for."""
         self._worked = False
         self.closed = False
 
@@ -76,6 +79,8 @@ class Connection:
     def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
         self.closed = True
+        # What the API has not begun when the connection ends it does not begin any more.
+        _compat.ended(self._posted, CLOSE_WAIT)
         if self._socket is not None:
             self._socket.close()
         _compat.ended(self.tasks, CLOSE_WAIT)
@@ -120,13 +125,15 @@ class Connection:
         """Send without waiting for the answer; when the connection is away, as soon as it is back."""
         payload = packed(request)
         if self._socket is not None and self._socket.link.lost is None:
-            self._socket.link.call(payload)
+            answer = self._socket.link.call(payload).answer
+            self._posted.add(answer)
+            answer.add_done_callback(self._posted.discard)
         elif not self.closed:
             _compat.spawn(self.tasks, self._post_later, payload)
 
     def _post_later(self, payload: bytes) -> None:
         with contextlib.suppress(BarchanError):
-            (self.link()).call(payload)
+            self.link().call(payload)
 
     def _dial(self) -> Link:
         patience = Patience(self.reconnect)

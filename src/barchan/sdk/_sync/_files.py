@@ -86,15 +86,14 @@ class Files:
 
     def read_text(self, path: PathText, *, user: str | None = None) -> str:
         """As UTF-8; what is not becomes U+FFFD."""
-        return (self.read(path, user=user)).decode("utf-8", "replace")
+        return self.read(path, user=user).decode("utf-8", "replace")
 
     def read_stream(
         self, path: PathText, *, offset: int = 0, length: int | None = None, user: str | None = None
     ) -> Iterator[bytes]:
         """Chunks of at most 128 KiB; at most 1 MiB is read ahead. Not taken up again after a lost connection."""
         request = ReadFile(sandbox=self._sandbox, path=to_bytes(path), offset=offset, length=length, user=user)
-        for chunk in self._stream(request):
-            yield chunk
+        yield from self._stream(request)
 
     def write(
         self,

@@ -71,7 +71,7 @@ def _retake() -> None:
             if held():
                 break
             _baton.acquire()
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001  raised below
             interrupt = raised
     if interrupt is not None:
         raise interrupt
@@ -223,7 +223,7 @@ class Task(Future[T]):
             result = work(*args)
         except TaskCancelled:
             super().cancel()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
             self.set_exception(error)
         else:
             self.set_result(result)

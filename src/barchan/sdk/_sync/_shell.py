@@ -103,7 +103,7 @@ class Shell:
         with contextlib.suppress(*GONE):
             request = CancelExec(sandbox=self._sandbox, id=self.id)
             self._connection.request(request, retry=True, timeout=None)
-            (begin(self._connection, self._sandbox, self.id, None)).wait()
+            begin(self._connection, self._sandbox, self.id, None).wait()
 
     def _line(self, command: Text, timeout: float | None, grace: float, output_limit: int) -> Exec:
         return value_of(
@@ -120,7 +120,7 @@ class Shell:
         if self._before is None:
             return
         with contextlib.suppress(BarchanError):
-            (begin(self._connection, self._sandbox, self._before, None)).wait()
+            begin(self._connection, self._sandbox, self._before, None).wait()
         self._before = None
 
 

@@ -1,0 +1,26 @@
+"""The synchronous client is what its generator writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.repo.unasync import ROOT, converted, generated
+
+
+@pytest.mark.parametrize(("target", "text"), generated().items(), ids=lambda value: str(value)[-40:])
+def test_generated_file_is_current(target: str, text: str) -> None:
+    assert (ROOT / target).read_text() == text, "run python -m tests.repo.unasync"
+
+
+def test_what_is_left_of_async() -> None:
+    """A rule that is missing would leave something behind."""
+    for target, text in generated().items():
+        code = [line for line in text.splitlines() if not line.startswith("# Generated")]
+        assert not [line for line in code if "asyncio" in line or "await " in line or "async " in line], target
+
+
+def test_a_rule_without_use_is_found() -> None:
+    unused = {"used", "unused"}
+    source = {"tests/repo/test_unasync.py": "x.py"}
+    assert "A rule without is found" not in converted(source, {"used": "u", "nowhere-to-be" "-found": ""}, unused)["x.py"]
+    assert unused == {"unused"}
