@@ -267,16 +267,27 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     return spec
 
 
+LIMITS: dict[str, tuple[float, float]] = {
+    "memory": (16 * MIB, (1 << 62) - 1),
+    "cpus": (0.01, 1e5),
+    "pids": (8, 1 << 22),
+    "disk": (1 * MIB, (1 << 62) - 1),
+    "files": (64, 1 << 30),
+}
+"""Least and most of each; the kernel takes no more of CPUs and pids."""
+
+
 def _check_limits(limits: Limits) -> None:
-    least = {"memory": 16 * MIB, "cpus": 0.01, "pids": 8, "disk": 1 * MIB, "files": 64}
-    for field, low in least.items():
+    for field, (low, high) in LIMITS.items():
         value = getattr(limits, field)
-        if not low <= value < (1 << 62):
+        if not low <= value <= high:
             raise InvalidRequest(
-                f"limits.{field}: {value} is out of range", field=f"limits.{field}", hint=f"at least {low}"
+                f"limits.{field}: {value} is out of range", field=f"limits.{field}", hint=f"{low} to {high}"
             )
 
 
+MOST_TIMEOUT = 4e6
+"""Seconds: the guest counts milliseconds in 32 bits."""
 MOST_ARGUMENT_BYTES = 1920 * KIB
 """Of arguments and environment together, 8 for each besides; the kernel takes 2 MiB for a stack of 8."""
 
@@ -298,7 +309,7 @@ def check_exec(request: Exec) -> Exec:
     if request.user is not None:
         check_user(request.user)
     if request.timeout is not None:
-        _positive(request.timeout, "timeout")
+        _positive(request.timeout, "timeout", MOST_TIMEOUT)
     if not 0 <= request.grace <= 3600:
         raise InvalidRequest("grace: must be between 0 and 3600 seconds", field="grace")
     if not 0 <= request.output_limit < (1 << 48):
@@ -371,9 +382,10 @@ def _no_nul(value: bytes, field: str) -> None:
         raise InvalidRequest(f"{field}: contains a NUL byte", field=field, hint="no program can receive one")
 
 
-def _positive(value: float, field: str) -> None:
-    if not 0 < value < 1e9:
-        raise InvalidRequest(f"{field}: {value} is out of range", field=field, hint="a positive number of seconds")
+def _positive(value: float, field: str, most: float = 1e9) -> None:
+    if not 0 < value < most:
+        hint = f"a positive number of seconds below {most:,.0f}"
+        raise InvalidRequest(f"{field}: {value} is out of range", field=field, hint=hint)
 
 
 def node_of(sandbox: str) -> NodeName:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import schemathesis  # type: ignore[import-not-found]
+import schemathesis
 
 ROOM = 1 << 40
 """Bytes that the scripted node has of everything."""
 
 
-@schemathesis.deserializer("application/x-ndjson")  # type: ignore[untyped-decorator]
+@schemathesis.deserializer("application/x-ndjson")
 def lines(context: Any, response: Any) -> list[Any]:
     whole, _, rest = response.content.decode().rpartition("\n")
     if rest and not response.is_truncated:  # it reads only the beginning of a long answer
@@ -19,7 +19,7 @@ def lines(context: Any, response: Any) -> list[Any]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-@schemathesis.hook  # type: ignore[untyped-decorator]
+@schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """Nothing here makes a wrong body right.
 

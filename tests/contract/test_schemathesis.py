@@ -81,7 +81,9 @@ async def test_every_operation_keeps_to_the_document(
         next(one for one in parameters if one["name"] == "path")["example"] = "/d/a"
     place = tmp_path_factory.mktemp("run")
     options = ("--header", f"Authorization: Bearer {TOKEN}", "--max-examples", EXAMPLES)
-    done = await run(place, narrowed(document, few), url, SETTINGS, *options, "--phases", "examples,coverage,fuzzing")
+    done = await run(
+        place, narrowed(document, few), url, SETTINGS, *options, "--phases", "examples,coverage,fuzzing,stateful"
+    )
     print(f"{done.operations} operations, {done.cases} cases")
     assert done.code == 0, done.output
     assert done.operations == len(ROUTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import subprocess
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -126,7 +126,7 @@ def tree(tmp_path: Path) -> Path:
 async def test_a_tree_there_and_back(sandbox: Sandbox, tree: Path, tmp_path: Path) -> None:
     """CASES 17: kinds, modes, times, links and odd names; FIFOs are skipped and reported; a link out does not come back."""
     sent = await sandbox.files.upload(tree, "/srv/new/tree")
-    assert (sent.files, sent.bytes) == (6, 7000 + 18 + 1 + 3) or sent.files == 5
+    assert (sent.files, sent.bytes) == (5, 7000 + 19 + 0 + 1 + 3)
     assert set(sent.skipped) == {b"fifo", b"sub/fifo"}
     inside = {entry.path: entry for entry in await sandbox.files.list("/srv/new/tree", depth=9)}
     assert {(e.uid, e.gid) for e in inside.values()} == {(0, 0)}
@@ -188,7 +188,7 @@ async def test_a_tree_as_a_user(sandbox: Sandbox, tree: Path, tmp_path: Path) ->
 async def test_many_small_files(sandbox: Sandbox, tmp_path: Path) -> None:
     """CASES 17: three thousand, in directories of any depth."""
     for i in range(3000):
-        path = tmp_path / "many" / "/".join("d%d" % (i % n) for n in range(1, 2 + i % 12)) / f"f{i}"
+        path = tmp_path / "many" / "/".join(f"d{i % n}" for n in range(1, 2 + i % 12)) / f"f{i}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"%d" % i * (i % 40))
     sent = await sandbox.files.upload(tmp_path / "many", "/many")
@@ -214,29 +214,32 @@ def huge_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         remove(data)
 
 
+@pytest.fixture
+def huge_place(huge_server: Server) -> Iterator[Path]:
+    place = huge_server.data.with_name(f"{huge_server.data.name}-files")
+    place.mkdir()
+    yield place
+    shutil.rmtree(place)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_two_gigabytes_of_a_sparse_file(huge_server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_two_gigabytes_of_a_sparse_file(huge_server: Server, huge_place: Path) -> None:
     """CASES 17: equal hashes there and back, progress to the end, memory flat everywhere."""
-    place = huge_server.data.with_name(huge_server.data.name + "-files")
-    place.mkdir()
-    try:
-        local = place / "sparse"
-        with local.open("wb") as file:
-            file.truncate(2 * GIB + 12_345)
-            for at in (0, GIB - 3, 2 * GIB):
-                file.seek(at)
-                file.write(b"not a hole")
-        async with (
-            Client(data=huge_server.data) as client,
-            await client.create("tiny", limits=Limits(disk=5 * GIB // 2)) as box,
-        ):
-            up, down = Steps(), Steps()
-            with flat_memory(huge_server, box):
-                await box.files.upload(local, "/sparse", progress=up)
-                await box.files.download("/sparse", place / "back", progress=down)
-            assert down.ends_with(2 * GIB + 12_345) and len(up.seen) > 100
-            expected = digest(local)
-            assert (await digest_inside(box, "/sparse"), digest(place / "back")) == (expected, expected)
-    finally:
-        subprocess.run(["rm", "-rf", str(place)], check=True)
+    local, back, size = huge_place / "sparse", huge_place / "back", 2 * GIB + 12_345
+    with local.open("wb") as file:
+        file.truncate(size)
+        for at in (0, GIB - 3, 2 * GIB):
+            file.seek(at)
+            file.write(b"not a hole")
+    up, down = Steps(), Steps()
+    async with (
+        Client(data=huge_server.data) as client,
+        await client.create("tiny", limits=Limits(disk=5 * GIB // 2)) as box,
+    ):
+        with flat_memory(huge_server, box):
+            await box.files.upload(local, "/sparse", progress=up)
+            await box.files.download("/sparse", back, progress=down)
+        assert (await box.files.stat("/sparse")).size == size
+    assert down.ends_with(size) and len(up.seen) > 100
+    assert digest(back) == digest(local)

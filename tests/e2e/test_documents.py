@@ -53,9 +53,9 @@ def run(server: Server, debian_env: str, tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize(("page", "printed"), list(zip(PAGES, ("0 b'42\\n'", "b'one\\n' 3"), strict=True)))
 def test_python_of_the_documents(run: Run, page: str, printed: str) -> None:
-    (snippet,) = blocks(page, "python")
-    done = run(snippet, [sys.executable, "-W", "error", "-"])
-    assert (done.returncode, done.stdout.strip()) == (0, printed), done.stderr
+    for snippet in blocks(page, "python"):
+        done = run(snippet, [sys.executable, "-W", "error", "-"])
+        assert (done.returncode, done.stdout.strip()) == (0, printed), done.stderr
 
 
 @pytest.mark.parametrize(("page", "printed"), list(zip(PAGES, ("42", "one"), strict=True)))
@@ -70,7 +70,7 @@ def test_shell_of_the_documents(run: Run, page: str, printed: str) -> None:
     "snippet", blocks("docs/reference/sdk.md", "python"), ids=lambda text: text.split("\n")[0][:40]
 )
 def test_examples_of_the_sdk(run: Run, snippet: str) -> None:
-    whole = "asyncio.run(" in snippet
+    whole = re.search("asyncio.run|barchan.sync", snippet) is not None
     script = snippet if whole else AROUND.format(textwrap.indent(snippet, " " * 12))
     done = run(script, [sys.executable, "-W", "error", "-"])
     assert done.returncode == 0, done.stderr

@@ -154,6 +154,61 @@ async def test_the_api_may_die_at_any_time(own: Server, sandbox: Sandbox) -> Non
     assert bytes(seen) == EXPECTED and (await process.wait()).exit_code == 7
 
 
+async def test_a_shell_session_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:
+    async with sandbox.shell() as shell:
+        await shell.run("cd /tmp; X=kept")
+        pid = (await shell.run("echo $$", id="pid")).stdout
+        await aside(kill, own, "node")
+        assert (await shell.run("pwd; echo $X $$")).stdout == b"/tmp\nkept " + pid
+        process = await shell.start("echo before; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo after; exit 3")
+        assert await process.stdout.read() == b"before\n"
+        await aside(kill, own, "node")
+        assert await shell_is_busy(sandbox, shell.id), "the command was taken up, not started again"
+        await sandbox.files.write("/tmp/go", b"")
+        assert await process.stdout.read_all() == b"after\n"
+        assert (await process.wait()).exit_code == 3
+        with pytest.raises(errors.ShellEnded, match="exit code 3"):
+            await shell.run("pwd")
+        await aside(kill, own, "node")
+        with pytest.raises(errors.ShellEnded, match="exit code 3"):
+            await shell.run("pwd")
+        assert (await shell.run("echo $$", id="pid")).stdout == pid, "what is recorded stays"
+
+
+async def shell_is_busy(sandbox: Sandbox, id: str) -> bool:
+    try:
+        await sandbox.shell(id=id).run("true")
+    except errors.ShellBusy:
+        return True
+    return False
+
+
+async def test_a_terminal_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:
+    async with await sandbox.tty(["sh"]) as terminal:
+        await terminal.write("echo a$((1 + 1))\n")
+        await shown(terminal, b"a2\r\n")
+        await aside(kill, own, "node")
+        await terminal.write("echo b$((2 + 2))\n")
+        await shown(terminal, b"b4\r\n")
+        await terminal.resize(50, 120)
+        await terminal.write("busybox stty size\n")
+        await shown(terminal, b"50 120\r\n")
+        await terminal.write("exit 5\n")
+        assert (await terminal.wait()).exit_code == 5
+
+
+async def shown(terminal: TerminalProcess, text: bytes) -> None:
+    seen = b""
+    async with within(30):
+        while text not in seen:
+            chunk = await terminal.read()
+            assert chunk, f"ended after {seen!r}"
+            seen += chunk
+
+
+# --- the platform alone
+
+
 async def test_the_spawner_may_die(own: Server, client: Client, sandbox: Sandbox) -> None:
     agent = process_of(own, "node")
     spawner = next(pid for pid in children(agent) if b"spawner" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -237,55 +292,3 @@ def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def groups(instance: str) -> list[Path]:
     return [path for path in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") if path.is_dir()]
-
-
-async def test_a_shell_session_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:
-    async with sandbox.shell() as shell:
-        await shell.run("cd /tmp; X=kept")
-        pid = (await shell.run("echo $$", id="pid")).stdout
-        await aside(kill, own, "node")
-        assert (await shell.run("pwd; echo $X $$")).stdout == b"/tmp\nkept " + pid
-        process = await shell.start("echo before; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo after; exit 3")
-        assert await process.stdout.read() == b"before\n"
-        await aside(kill, own, "node")
-        assert await shell_is_busy(sandbox, shell.id), "the command was taken up, not started again"
-        await sandbox.files.write("/tmp/go", b"")
-        assert await process.stdout.read_all() == b"after\n"
-        assert (await process.wait()).exit_code == 3
-        with pytest.raises(errors.ShellEnded, match="exit code 3"):
-            await shell.run("pwd")
-        await aside(kill, own, "node")
-        with pytest.raises(errors.ShellEnded, match="exit code 3"):
-            await shell.run("pwd")
-        assert (await shell.run("echo $$", id="pid")).stdout == pid, "what is recorded stays"
-
-
-async def shell_is_busy(sandbox: Sandbox, id: str) -> bool:
-    try:
-        await sandbox.shell(id=id).run("true")
-    except errors.ShellBusy:
-        return True
-    return False
-
-
-async def test_a_terminal_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:
-    async with await sandbox.tty(["sh"]) as terminal:
-        await terminal.write("echo a$((1 + 1))\n")
-        await shown(terminal, b"a2\r\n")
-        await aside(kill, own, "node")
-        await terminal.write("echo b$((2 + 2))\n")
-        await shown(terminal, b"b4\r\n")
-        await terminal.resize(50, 120)
-        await terminal.write("busybox stty size\n")
-        await shown(terminal, b"50 120\r\n")
-        await terminal.write("exit 5\n")
-        assert (await terminal.wait()).exit_code == 5
-
-
-async def shown(terminal: TerminalProcess, text: bytes) -> None:
-    seen = b""
-    async with within(30):
-        while text not in seen:
-            chunk = await terminal.read()
-            assert chunk, f"ended after {seen!r}"
-            seen += chunk

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 import barchan
-from barchan import errors, sdk, spec
+from barchan import errors, sdk, spec, sync
 from barchan.wire import messages
 from tests.repo.fields import DESCRIBED, SHORT, settings
 
@@ -51,7 +51,13 @@ def blocks() -> Iterator[tuple[str, list[str]]]:
         yield name, [*documentation(cls), "", *fields(name, module), "", *attributes(cls), *methods(cls)]
     yield "types", ["```py", *assignments(ALIASES), "```"]
     yield "literals", ["```py", *assignments(KINDS), "```"]
+    yield "sync", [", ".join(f"`{name}`" for name in of_sync())]
     yield "errors", ["```text", *error_tree(), "```"]
+
+
+def of_sync() -> list[str]:
+    """Names that mean another object in `barchan.sync`."""
+    return [name for name in barchan.__all__ if getattr(barchan, name) is not getattr(sync, name)]
 
 
 def fields(name: str, module: Any) -> list[str]:

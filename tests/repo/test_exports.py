@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import barchan
-from barchan import errors
+from barchan import errors, sync
 
 PUBLIC = """
 AdmissionRefused ApiUnavailable BarchanError Batch CallerError Client CommandFailed CompletedExec Conflict CreateFailed
@@ -20,6 +20,16 @@ SandboxSpec SandboxStats SandboxStopped SandboxUnavailable Shell ShellBusy Shell
 def test_exactly_these_names_are_public() -> None:
     assert sorted(barchan.__all__) == sorted(PUBLIC.split())
     assert all(hasattr(barchan, name) for name in barchan.__all__)
+
+
+def test_the_synchronous_client_has_the_same_names() -> None:
+    """And only what talks to the API is an object of its own."""
+    assert sync.__all__ == barchan.__all__
+    own = [name for name in sync.__all__ if getattr(sync, name) is not getattr(barchan, name)]
+    assert " ".join(own) == "Batch Client Files Process ProcessInput ProcessOutput Sandbox Shell TerminalProcess"
+    for name in own:
+        members = {member for member in vars(getattr(barchan, name)) if not member.startswith("_")}
+        assert {member for member in vars(getattr(sync, name)) if not member.startswith("_")} == members
 
 
 def test_every_error_is_public() -> None:

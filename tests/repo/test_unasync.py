@@ -20,7 +20,7 @@ def test_what_is_left_of_async() -> None:
 
 
 def test_a_rule_without_use_is_found() -> None:
-    unused = {"used", "unused"}
-    source = {"tests/repo/test_unasync.py": "x.py"}
-    assert "A rule without is found" not in converted(source, {"used": "u", "nowhere-to-be" "-found": ""}, unused)["x.py"]
-    assert unused == {"unused"}
+    unused = {"async def", "not to be found"}
+    made = converted({"src/barchan/sdk/_process.py": "x.py"}, {"async def": "def", "not to be found": ""}, unused)
+    assert unused == {"not to be found"}
+    assert "async def" not in made["x.py"] and "    def wait(self)" in made["x.py"]

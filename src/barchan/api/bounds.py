@@ -11,7 +11,7 @@ from barchan.api.values import MAX_OUTPUT, ExecBody, Renewal, SignalBody
 from barchan.control.checks import ID
 from barchan.mounts import MOST_MOUNTS, MOST_TARGET, DataMount
 from barchan.names import NAME, REF
-from barchan.spec import HOST, MIB, EnvironmentRef, Limits, SandboxSpec
+from barchan.spec import HOST, LIMITS, MOST_TIMEOUT, EnvironmentRef, Limits, SandboxSpec
 from barchan.wire.messages import MOST_AT_ONCE, PAGE
 
 Schema = dict[str, Any]
@@ -26,7 +26,6 @@ def _name(pattern: str) -> Schema:
     return {"type": "string", "pattern": f"^(?!.*\\.\\.)(?:{pattern})$"}
 
 
-_HIGH = (1 << 62) - 1
 _NO_NUL = {"pattern": "^[^\\u0000]*$"}
 _SECONDS = {"exclusiveMinimum": 0, "exclusiveMaximum": 1e9}
 _CHANGED_SECONDS = {"minimum": 1e-3, "maximum": 1e9}
@@ -49,13 +48,7 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "source": _name(NAME.pattern),
         "target": {"pattern": _TARGET, "maxLength": MOST_TARGET},
     },
-    Limits: {
-        "memory": {"minimum": 16 * MIB, "maximum": _HIGH},
-        "cpus": {"minimum": 0.01, "exclusiveMaximum": 1 << 62},
-        "pids": {"minimum": 8, "maximum": _HIGH},
-        "disk": {"minimum": MIB, "maximum": _HIGH},
-        "files": {"minimum": 64, "maximum": _HIGH},
-    },
+    Limits: {field: {"minimum": low, "maximum": high} for field, (low, high) in LIMITS.items()},
     SandboxSpec: {
         "labels": {"maxProperties": 64},
         "env": _VARIABLES,
@@ -77,7 +70,7 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "env": _VARIABLES,
         "secrets": _VARIABLES,
         "user": {"pattern": "^[^\\u0000]+$"},
-        "timeout": _SECONDS,
+        "timeout": {"exclusiveMinimum": 0, "exclusiveMaximum": MOST_TIMEOUT},
         "stdin_base64": _whole("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"),
         "grace": {"minimum": 0, "maximum": 3600},
         "output_limit": {"minimum": 0, "maximum": MAX_OUTPUT},

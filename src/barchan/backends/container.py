@@ -188,7 +188,9 @@ class ContainerBackend:
     def usage(self, id: str) -> Usage:
         try:
             return Usage(*self._group(id).limit_hits())
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
             return Usage(0, 0)
 
     async def measure(self, id: str) -> Used:

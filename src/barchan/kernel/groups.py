@@ -63,6 +63,8 @@ class Group:
         self.tasks_fds = tasks_fds
         """`tasks` of each v1 group, for writing: a thread that moves itself by it waits for no RCU grace period, as
         it would by cgroup.procs (6 to 30 ms)."""
+        self._hits_fds: tuple[int, ...] = ()
+        """Of what `limit_hits` reads, from its first call on."""
 
     @classmethod
     def open(cls, sandbox: str, unified: Path, v1: dict[str, Path]) -> Group:
@@ -84,7 +86,8 @@ class Group:
 
     def close(self) -> None:
         fds = (self.dir_fd, *self.tasks_fds) if self.dir_fd >= 0 else ()
-        self.dir_fd, self.tasks_fds = -1, ()
+        fds += self._hits_fds
+        self.dir_fd, self.tasks_fds, self._hits_fds = -1, (), ()
         for fd in fds:
             os.close(fd)
 
@@ -124,9 +127,15 @@ class Group:
 
     def limit_hits(self) -> tuple[int, int]:
         """How often a process was killed for memory, and how often one more was refused."""
-        memory = self.v1.get("memory")
-        oom_kills = _field(memory / "memory.oom_control" if memory else self.unified / "memory.events", "oom_kill")
-        return oom_kills, _field(self.v1.get("pids", self.unified) / "pids.events", "max")
+        # Asked for with each command: opening the files would cost ten times the reading.
+        if not self._hits_fds:
+            memory = self.v1.get("memory")
+            oom = memory / "memory.oom_control" if memory else self.unified / "memory.events"
+            self._hits_fds = _opened(
+                self.v1.get("pids", self.unified) / "pids.events", *([oom] if oom.exists() else [])
+            )
+        pids, *memory_text = (os.pread(fd, 4096, 0) for fd in self._hits_fds)
+        return sum(_value(text, b"oom_kill") for text in memory_text), _value(pids, b"max")
 
     def counters(self) -> Counters:
         memory = self.v1.get("memory")
@@ -305,11 +314,26 @@ def _text(path: Path) -> str:
 
 
 def _field(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        key, _, value = line.partition(" ")
+    return _value(path.read_bytes(), name.encode())
+
+
+def _value(text: bytes, name: bytes) -> int:
+    for line in text.splitlines():
+        key, _, value = line.partition(b" ")
         if key == name:
             return int(value)
     return 0
+
+
+def _opened(*paths: Path) -> tuple[int, ...]:
+    """For reading; all or none."""
+    with contextlib.ExitStack() as undo:
+        fds = []
+        for path in paths:
+            fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            undo.callback(os.close, fds[-1])
+        undo.pop_all()
+    return tuple(fds)
 
 
 def _write(path: Path | str, value: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +45,13 @@ def cpu_ticks(pid: int) -> int:
 def _stat(pid: int) -> list[bytes]:
     """Fields of /proc/PID/stat from the state on; the name before them may hold anything."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return []
+    try:
+        stat = os.read(fd, 4096)
+    except ProcessLookupError:
+        return []
+    finally:
+        os.close(fd)
     return stat[stat.rindex(b")") + 2 :].split()

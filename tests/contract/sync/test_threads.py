@@ -18,7 +18,8 @@ from barchan.sdk._sync import _compat
 from barchan.sdk._sync._futures import start, with_baton
 from barchan.sync import Client, InvalidRequest, Sandbox
 from barchan.wire import messages as m
-from tests.rig_sync import Cancelled, Remote, Site, beside, finished, site, together
+from tests.contract.test_api_process import make_certificate
+from tests.rig_sync import TOKEN, Cancelled, Remote, Site, beside, finished, site, together
 
 ROUNDS = 20
 
@@ -98,6 +99,23 @@ def test_no_thread_is_left_behind(place: Site, node: Remote) -> None:
     for thread in left:
         thread.join(5)
     assert not any(thread.is_alive() for thread in left)
+
+
+# TLS
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    for name in (".", "key"):
+        (tmp_path / name).chmod(0o700)
+    with site(tmp_path, tls_cert=tmp_path / "cert", tls_key=tmp_path / "key") as place, place.node():
+        with Client(place.url, TOKEN) as client, pytest.raises(InvalidRequest, match="not trusted"):
+            client.list()
+        with Client(place.url, TOKEN, ca=tmp_path / "cert") as client:
+            box, data = client.create("debian-12"), os.urandom(5_000_000)
+            together(*(partial(box.run, f"echo {i}") for i in range(20)))
+            assert box.run(["cat"], stdin=data).stdout == data
+            assert sum(map(len, box.start("bytes 20000000").stdout)) == 20_000_000
 
 
 # code of the caller's
@@ -189,9 +207,9 @@ signal.signal(signal.SIGALRM, signal.default_int_handler)
 with Client(data=sys.argv[1]) as client:
     box = client.get(sys.argv[2])
     for i in range(300):
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.003))
         try:
             try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.003))
                 while True:
                     box.run(f"echo {i}")
             finally:

@@ -8,18 +8,15 @@ import json
 import os
 import select
 import signal
-import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from barchan import errors
-from barchan.kernel import processes
 from barchan.sync import Client, Sandbox, TerminalProcess
 from tests.e2e.conftest import make_tiny
-from tests.rig_sync import aside, pause, within
+from tests.rig_sync import aside, within
 from tests.server import PLACE, Server, remove, shared_server
 
 
@@ -154,91 +151,6 @@ def test_the_api_may_die_at_any_time(own: Server, sandbox: Sandbox) -> None:
             killed = True
             kill(own, "api")
     assert bytes(seen) == EXPECTED and process.wait().exit_code == 7
-
-
-def test_the_spawner_may_die(own: Server, client: Client, sandbox: Sandbox) -> None:
-    agent = process_of(own, "node")
-    spawner = next(pid for pid in children(agent) if b"spawner" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    fd = os.pidfd_open(spawner)
-    os.kill(spawner, signal.SIGKILL)
-    wait_gone(fd)
-    assert sandbox.run("echo alive").stdout == b"alive\n"
-    with client.create("tiny") as other:
-        assert other.run("echo new").stdout == b"new\n"
-
-
-def test_a_restarted_agent_mounts_no_layer_twice(own: Server, client: Client, sandbox: Sandbox) -> None:
-    device = device_of_base(sandbox, own)
-    aside(kill, own, "node")
-    with client.create("tiny") as other:
-        assert device_of_base(other, own) == device
-    layers = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{own.data}/mnt/" in line]
-    assert len(layers) == 1
-
-
-def device_of_base(sandbox: Sandbox, server: Server) -> set[int]:
-    assert sandbox.run(["true"]).exit_code == 0
-    return {os.stat(path).st_dev for path in (server.data / "mnt").iterdir() if path.is_dir()}
-
-
-def test_leftovers_of_unknown_sandboxes_are_swept(own: Server, client: Client) -> None:
-    """Everything of a sandbox that the registry does not know goes when an agent starts, its processes first."""
-    box = client.create("tiny")
-    pid = box.info.pid
-    agent = process_of(own, "node")
-    os.kill(agent, signal.SIGSTOP)
-    forget(own.data / "node.db", box.id)
-    kill(own, "node")
-    with within(20):
-        while processes.start_time(pid) or (own.data / "scratch" / box.id).exists():
-            pause()
-    with pytest.raises(errors.SandboxNotFound):
-        client.get(box.id)
-
-
-def forget(database: Path, id: str) -> None:
-    with sqlite3.connect(database) as connection:
-        connection.execute("DELETE FROM sandboxes WHERE id = ?", (id,))
-    connection.close()
-
-
-def test_lifetimes_hold(client: Client) -> None:
-    idle = client.create("tiny", idle_timeout=1)
-    short = client.create("tiny", lifetime=1)
-    began = time.monotonic()
-    for box, why in ((idle, "idle"), (short, "lifetime")):
-        with within(8):
-            while (client.get(box.id)).info.state not in ("stopped",):
-                pause()
-        assert why in client.get(box.id).info.reason
-    assert time.monotonic() - began < 1 + 5 + 2
-
-
-def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """After `down` there is no process, mount, loop device, cgroup or socket of it."""
-    shared_server()
-    data = Path(os.environ[PLACE] + "-sync-down")
-    server = Server(data)
-    try:
-        server.run("up", "-d", "--name", "down", "--scratch-bytes", "256m")
-        server.run("env", "import", "tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))))
-        made = server.run("create", "tiny")
-        instance = (data / "instance").read_text().strip()
-        pid = made["pid"]
-        assert processes.start_time(pid)
-        assert groups(instance)
-        server.run("down")
-        assert not processes.start_time(pid)
-        assert str(data) not in Path("/proc/self/mountinfo").read_text()
-        assert not [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(data) in p.read_text()]
-        assert not groups(instance)
-        assert not list((data / "run").glob("*.sock"))
-    finally:
-        remove(data)
-
-
-def groups(instance: str) -> list[Path]:
-    return [path for path in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") if path.is_dir()]
 
 
 def test_a_shell_session_outlives_the_agent(own: Server, sandbox: Sandbox) -> None:

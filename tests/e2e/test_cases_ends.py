@@ -1,0 +1,178 @@
+"""kill -9 of a client, of the services, of everything at once: limits of life hold, and nothing is left of what is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from barchan import Client, Limits, errors
+from bench import leaks
+from tests.e2e.conftest import make_tiny
+from tests.server import PLACE, Server, remove, shared_server
+
+MIB = 1 << 20
+SMALL = Limits(memory=16 * MIB, pids=16, disk=4 * MIB)
+COUNT, IDLE, LATE = 50, 3.0, 5.0
+"""`LATE`: seconds after its due time by which a sandbox must be gone."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of this module's own, since it is going to be killed. `leaks` looks for its name."""
+    shared_server()
+    server = Server(Path(os.environ[PLACE] + "-ends"))
+    try:
+        up(server)
+        server.run("env", "import", "tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))))
+        yield server
+    finally:
+        remove(server.data)
+
+
+def up(server: Server) -> None:
+    server.run("up", "-d", "--name", "kill", "--scratch-bytes", "512m")
+
+
+def recorded(server: Server) -> dict[str, int]:
+    """Pids of the supervisor and the services."""
+    state = json.loads((server.data / "run/up.json").read_text())
+    return {"supervisor": state["supervisor"]["pid"], **{k: v["pid"] for k, v in state["services"].items()}}
+
+
+def kill(*pids: int) -> None:
+    """kill -9 of all, none of which can react to the end of another, and wait until all are gone."""
+    handles = [os.pidfd_open(pid) for pid in pids]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for handle in handles:
+            signal.pidfd_send_signal(handle, number)
+    for handle in handles:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        assert poll.poll(10_000)
+        os.close(handle)
+
+
+def spawner_of(agent: int) -> int:
+    children = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+    return next(pid for pid in children if b"spawner" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+async def left(client: Client, server: Server, seconds: float) -> list[str]:
+    """What is there of sandboxes that have ended, once there is nothing or the time is over."""
+    instance, until = (server.data / "instance").read_text().strip(), time.monotonic() + seconds
+    while True:
+        await client.nodes()
+        found = leaks.of_sandboxes(server.data, instance, recorded(server)["node"])
+        if not found or time.monotonic() > until:
+            return found
+
+
+USE = """
+import asyncio, sys
+from barchan import Client, Limits
+
+async def main():
+    async with Client(data=sys.argv[1]) as client:
+        limits = Limits(memory=16 << 20, pids=16, disk=4 << 20)
+        for label, life in (("idle", {"idle_timeout": float(sys.argv[3])}), ("lifetime", {"lifetime": 2 * float(sys.argv[3])})):
+            many = client.create_many(int(sys.argv[2]) // 2, "tiny", limits=limits, labels={"why": label}, **life)
+            for sandbox in await many.all():
+                await sandbox.files.write("/some", b"x" * 100_000)
+                await sandbox.start("trap '' TERM; sleep 600; sleep 601")
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def user(server: Server) -> Iterator[int]:
+    """The pid of a process that made its sandboxes and started something in each."""
+    argv = [sys.executable, "-c", USE, str(server.data), str(COUNT), str(IDLE)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield process.pid
+
+
+@pytest.mark.parametrize("also", [(), ("api", "node")], ids=["client", "client, API and node agent"])
+async def test_what_a_killed_client_leaves_is_reaped_in_time(own: Server, also: tuple[str, ...]) -> None:
+    """CASES 5: fifty that live, with commands running; each is gone by its limit of life, and so is all it had."""
+    async with Client(data=own.data) as client:
+        with user(own) as pid:
+            made = [info for info in await client.list() if "why" in info.labels and info.state == "ready"]
+            assert len(made) == COUNT
+            kill(pid, *(recorded(own)[name] for name in also))
+        due = max(info.created + (IDLE if info.labels["why"] == "idle" else 2 * IDLE) for info in made)
+        while lives := [info.id for info in await client.list() if "why" in info.labels]:
+            assert time.time() < due + IDLE + LATE, lives
+        ended = [(await client.get(info.id)).info for info in made]
+        assert {info.state for info in ended} == {"stopped"}
+        assert all(info.labels["why"] in info.reason for info in ended)
+        assert await left(client, own, 20) == []
+
+
+async def test_everything_killed_at_once_leaves_nothing_that_seems_to_live(own: Server) -> None:
+    """CASES 5: supervisor, API, agent, spawner and sandboxes die together; the next server says so and cleans up."""
+    async with Client(data=own.data) as client:
+        dead = [await client.create("tiny", limits=SMALL) for _ in range(5)]
+        spared = await client.create("tiny", limits=SMALL)
+        done = await spared.run("echo kept > /kept; echo said", id="once")
+        assert done.stdout == b"said\n"
+        pids = recorded(own)
+        kill(*pids.values(), spawner_of(pids["node"]), *(box.info.pid for box in dead))
+    up(own)
+    async with Client(data=own.data) as client:
+        for box in dead:
+            with pytest.raises(errors.SandboxUnavailable):
+                await (await client.get(box.id)).run("true")
+            assert (await client.get(box.id)).info.state in ("failing", "failed")
+        again = await client.get(spared.id)
+        assert again.info.pid == spared.info.pid and again.info.state == "ready", "it was adopted"
+        assert (await again.run("echo kept > /kept; echo said", id="once")).stdout == b"said\n", (
+            "an acknowledged result"
+        )
+        assert (await again.run("cat /kept")).stdout == b"kept\n"
+        async with await client.create("tiny", limits=SMALL) as fresh:
+            assert (await fresh.run("echo new")).stdout == b"new\n"
+        await again.stop()
+        assert await left(client, own, 20) == []
+
+
+async def test_a_lifetime_that_ends_while_no_server_runs(own: Server) -> None:
+    """CASES 5: the next server ends it at once, with the reason."""
+    async with Client(data=own.data) as client:
+        box = await client.create("tiny", limits=SMALL, lifetime=2)
+        await box.start("sleep 600")
+        pids = recorded(own)
+        kill(*pids.values())
+    handle = os.pidfd_open(box.info.pid)
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    assert not poll.poll(2000), "nobody is there who could end it"
+    up(own)
+    assert poll.poll(LATE * 1000)
+    os.close(handle)
+    async with Client(data=own.data) as client:
+        info = (await client.get(box.id)).info
+        assert info.state in ("stopping", "stopped") and "lifetime" in info.reason
+        assert await left(client, own, 20) == []
+
+
+def test_the_server_itself_leaves_nothing(own: Server) -> None:
+    """CASES 5: after all that, taken down."""
+    instance = (own.data / "instance").read_text().strip()
+    own.run("down", timeout=120)
+    assert leaks.of_server(own.data, instance) == []
