@@ -58,7 +58,7 @@ async def test_input_comes_back_byte_for_byte(sandbox: Sandbox, server: Server) 
 
 @pytest.mark.parametrize("command", ["cat", "cat; cat; echo end", "read x; echo $?", "grep foo", "wc -c </dev/stdin"])
 async def test_without_input_there_is_end_of_file_at_once(sandbox: Sandbox, command: str) -> None:
-    """CASES 2."""
+    """CASES 2: input and its end."""
     began = time.monotonic()
     done = await sandbox.run(command, timeout=20)
     assert done.outcome == "exited" and time.monotonic() - began < 2
@@ -182,7 +182,7 @@ async def test_a_character_cut_by_a_read_boundary_is_whole_again(sandbox: Sandbo
 
 @pytest.mark.parametrize(("limit", "text"), [(0, ""), (3, "é\ufffd"), (5, "é€"), (9, "é€")])
 async def test_truncation_says_so_wherever_it_falls(sandbox: Sandbox, limit: int, text: str) -> None:
-    """CASES 16."""
+    """CASES 16: output of any size and kind."""
     done = await sandbox.run(["printf", "é€"], output_limit=limit)
     assert (done.stdout, done.text) == ("é€".encode()[:limit], text)
     assert (done.exit_code, done.stdout_bytes, done.stdout_dropped) == (0, 5, max(0, 5 - limit))

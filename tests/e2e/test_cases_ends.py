@@ -80,21 +80,18 @@ async def left(client: Client, server: Server, seconds: float) -> list[str]:
 
 
 USE = """
-import asyncio, sys
-from barchan import Client, Limits
+import signal, sys
+from barchan.sync import Client, Limits
 
-async def main():
-    async with Client(data=sys.argv[1]) as client:
+with Client(data=sys.argv[1]) as client:
+    count, idle = int(sys.argv[2]) // 2, float(sys.argv[3])
+    for why, life in (("idle", {"idle_timeout": idle}), ("lifetime", {"lifetime": 2 * idle})):
         limits = Limits(memory=16 << 20, pids=16, disk=4 << 20)
-        for label, life in (("idle", {"idle_timeout": float(sys.argv[3])}), ("lifetime", {"lifetime": 2 * float(sys.argv[3])})):
-            many = client.create_many(int(sys.argv[2]) // 2, "tiny", limits=limits, labels={"why": label}, **life)
-            for sandbox in await many.all():
-                await sandbox.files.write("/some", b"x" * 100_000)
-                await sandbox.start("trap '' TERM; sleep 600; sleep 601")
-        print("ready", flush=True)
-        await asyncio.sleep(600)
-
-asyncio.run(main())
+        for sandbox in client.create_many(count, "tiny", limits=limits, labels={"why": why}, **life).all():
+            sandbox.files.write("/some", b"x" * 100_000)
+            sandbox.start("trap '' TERM; sleep 600; sleep 601")
+    print("ready", flush=True)
+    signal.pause()
 """
 
 

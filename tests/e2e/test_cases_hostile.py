@@ -31,13 +31,13 @@ print(read, refused)
 
 
 async def test_searching_everything_harms_nobody(client: Client, debian: Sandbox, sandbox: Sandbox) -> None:
-    """CASES 18: `grep -r x /` by root comes to its end, or to its time limit; the host, the node and the neighbour live."""
-    grep = await debian.start("grep -r -s -l barchan-is-not-here / | wc -l", timeout=60)
+    """CASES 18: `grep -r x /` by root runs until its time limit (a process's pagemap alone has 256 GiB); all others go on."""
+    grep = await debian.start("exec grep -r -s barchan-is-not-here /", timeout=5, grace=0)
     began = time.monotonic()
     assert (await sandbox.run("echo neighbour")).stdout == b"neighbour\n"
     assert time.monotonic() - began < 2
-    assert await grep.stdout.read_all() in (b"0\n", b"1\n", b"2\n", b"3\n")
-    assert (await grep.wait()).outcome == "exited"
+    assert (await grep.wait()).outcome in ("timed_out", "exited")
+    assert await debian.processes() == ()
     assert (await debian.run("echo alive")).stdout == b"alive\n"
     assert (await client.nodes())[0].sandboxes >= 2
 

@@ -171,7 +171,7 @@ EAT = {
 
 @pytest.mark.parametrize("how", ["one", "shared"])
 async def test_too_much_memory_is_oom(client: Client, debian_env: str, neighbour: Sandbox, how: str) -> None:
-    """CASES 14."""
+    """CASES 14: over-use is named."""
     async with await client.create(debian_env, limits=Limits(memory=64 * MIB)) as box:
         eating = await box.start(["python3", "-c", EAT[how]])
         assert await untouched(neighbour)

@@ -33,6 +33,7 @@ def test_the_rounds_kill_everything_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_nothing_is_lost_and_nothing_is_left(place: Site, number: int) -> None:
+    """CASES 5: killed processes leave nothing."""
     verdict = play(place, SEED, number, BOXES, CLIENTS)
     assert not verdict.wrong, verdict.text()
     assert verdict.killed["node"] and verdict.acknowledged["ran"], "a round in which nothing happens shows nothing"

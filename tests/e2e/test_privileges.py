@@ -81,19 +81,21 @@ async def test_debuggers_work_only_when_asked_for(client: Client, tiny_env: str,
     ],
 )
 async def test_root_inside_is_refused(sandbox: Sandbox, attempt: str) -> None:
+    """CASES 18: reaching for the host."""
     done = await sandbox.run(attempt)
     assert done.exit_code != 0, done.stdout
     assert (await sandbox.run("echo alive")).stdout == b"alive\n"
 
 
 async def test_nothing_of_the_platform_is_inside(sandbox: Sandbox, data_dir: Path) -> None:
-    """No socket, file, environment variable, mount or process tells of the host's side."""
+    """CASES 19: No socket, file, environment variable, mount or process tells of the host's side."""
     seen = (await sandbox.run("env; cat /proc/mounts /proc/self/cgroup /proc/net/unix; ps; ls -la / /tmp /run")).text
     for word in (str(data_dir), "barchan", "/sys/fs/cgroup/", "python"):
         assert word not in seen
 
 
 async def test_a_replaced_shell_is_not_used_by_the_platform(sandbox: Sandbox) -> None:
+    """CASES 19: looking for the platform."""
     await sandbox.run(
         "mkdir /trap; cp /bin/busybox /trap/real; rm /bin/*; printf '#!/trap/real sh\ntouch /sprung\n' > /bin/sh"
     )

@@ -83,6 +83,7 @@ EXPECTED = b"".join(b"line %d\n" % i for i in range(4000))
 
 
 async def test_a_program_outlives_the_agent_without_a_gap(own: Server, client: Client, sandbox: Sandbox) -> None:
+    """CASES 5: killed processes leave nothing."""
     before = (await client.get(sandbox.id)).info
     started = start_time(before.pid)
     process = await sandbox.start(COUNT)
@@ -143,6 +144,7 @@ async def test_a_command_never_runs_twice(own: Server, sandbox: Sandbox) -> None
 
 
 async def test_the_api_may_die_at_any_time(own: Server, sandbox: Sandbox) -> None:
+    """CASES 5: killed processes leave nothing."""
     process = await sandbox.start(COUNT)
     seen = bytearray()
     killed = False
@@ -210,6 +212,7 @@ async def shown(terminal: TerminalProcess, text: bytes) -> None:
 
 
 async def test_the_spawner_may_die(own: Server, client: Client, sandbox: Sandbox) -> None:
+    """CASES 5: killed processes leave nothing."""
     agent = process_of(own, "node")
     spawner = next(pid for pid in children(agent) if b"spawner" in Path(f"/proc/{pid}/cmdline").read_bytes())
     fd = os.pidfd_open(spawner)
@@ -235,7 +238,7 @@ async def device_of_base(sandbox: Sandbox, server: Server) -> set[int]:
 
 
 async def test_leftovers_of_unknown_sandboxes_are_swept(own: Server, client: Client) -> None:
-    """Everything of a sandbox that the registry does not know goes when an agent starts, its processes first."""
+    """CASES 5: Everything of a sandbox that the registry does not know goes when an agent starts, its processes first."""
     box = await client.create("tiny")
     pid = box.info.pid
     agent = process_of(own, "node")
@@ -256,6 +259,7 @@ def forget(database: Path, id: str) -> None:
 
 
 async def test_lifetimes_hold(client: Client) -> None:
+    """CASES 5: killed processes leave nothing."""
     idle = await client.create("tiny", idle_timeout=1)
     short = await client.create("tiny", lifetime=1)
     began = time.monotonic()
@@ -268,7 +272,7 @@ async def test_lifetimes_hold(client: Client) -> None:
 
 
 def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """After `down` there is no process, mount, loop device, cgroup or socket of it."""
+    """CASES 5: After `down` there is no process, mount, loop device, cgroup or socket of it."""
     shared_server()
     data = Path(os.environ[PLACE] + "-down")
     server = Server(data)

@@ -231,6 +231,7 @@ MALICIOUS = {
 
 @pytest.mark.parametrize("case", MALICIOUS)
 def test_malicious_layer_is_refused_and_nothing_is_left(store: LayerStore, data: Path, case: str) -> None:
+    """CASES 12: layers of images."""
     member = MALICIOUS[case]
     before = held(data)
     with pytest.raises(InvalidRequest) as caught:

@@ -49,6 +49,7 @@ async def shell(sandbox: Sandbox, script: str) -> str:
 
 
 async def test_sandbox_shows_the_merged_tree(sandbox: Sandbox) -> None:
+    """CASES 12: layers of images."""
     assert await shell(sandbox, "ls data hidden") == "data:\nkept\nnew\n\nhidden:\nfresh\n"
     assert await shell(sandbox, "cat data/new same hidden/fresh") == "newkeptfresh"
     assert await shell(sandbox, "stat -c '%a %u' hidden hidden/fresh") == "711 0\n644 1000\n"

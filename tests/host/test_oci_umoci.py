@@ -205,6 +205,7 @@ CASES: dict[str, list[list[Member]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_tree_equals(data: Path, case: str) -> None:
+    """CASES 12: layers of images."""
     assert not compared(data, [tar(BASE), *(tar(members) for members in CASES[case])])
 
 

@@ -29,7 +29,19 @@ FILES = {
     f"{WIRE}/streams.py": f"{SDK}/_sync/_streams.py",
     f"{WIRE}/many.py": f"{SDK}/_sync/_arrivals.py",
 }
-JOURNEYS = ("commands", "limits", "restart", "shell", "terminal")
+JOURNEYS = (
+    "cases_commands",
+    "cases_ends",
+    "cases_files",
+    "cases_hostile",
+    "cases_images",
+    "cases_limits",
+    "commands",
+    "limits",
+    "restart",
+    "shell",
+    "terminal",
+)
 TESTS = {
     "tests/contract/test_sdk.py": "tests/contract/sync/test_sdk.py",
     **{f"tests/e2e/test_{name}.py": f"tests/e2e/sync/test_{name}.py" for name in JOURNEYS},

@@ -112,6 +112,7 @@ REFUSED: dict[str, tuple[list[Member], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_malicious_member_is_refused_by_name(tmp_path: Path, victim: Path, case: str) -> None:
+    """CASES 12: layers of images."""
     members, said = REFUSED[case]
     before = state(victim)
     archive = tar([file("first", b"1"), *members], tarfile.PAX_FORMAT)

@@ -82,6 +82,7 @@ EXPECTED = b"".join(b"line %d\n" % i for i in range(4000))
 
 
 def test_a_program_outlives_the_agent_without_a_gap(own: Server, client: Client, sandbox: Sandbox) -> None:
+    """CASES 5: killed processes leave nothing."""
     before = client.get(sandbox.id).info
     started = start_time(before.pid)
     process = sandbox.start(COUNT)
@@ -142,6 +143,7 @@ def test_a_command_never_runs_twice(own: Server, sandbox: Sandbox) -> None:
 
 
 def test_the_api_may_die_at_any_time(own: Server, sandbox: Sandbox) -> None:
+    """CASES 5: killed processes leave nothing."""
     process = sandbox.start(COUNT)
     seen = bytearray()
     killed = False

@@ -63,10 +63,10 @@ class Socket:
         """Send what is waiting, hang up."""
         if self._protocol.state is OPEN:
             self._flush()
+            if self._sender is not None:
+                _compat.ended({self._sender}, CLOSE_WAIT)
             self._protocol.send_close(1000)
             self._flush()
-        if self._sender is not None:
-            _compat.ended({self._sender}, CLOSE_WAIT)
         self.link.close(ApiUnavailable("the client is closed"))
         self._reader.done_by(_compat.monotonic() + CLOSE_WAIT)
         self.abort()
@@ -148,22 +148,11 @@ class Socket:
 
     def _receive(self) -> None:
         error: BarchanError = ApiUnavailable(f"the connection to {self._address} was lost")
-        room, asked = memoryview(bytearray(_ROOM)), False
+        room = memoryview(bytearray(_ROOM))
         try:
-            while True:
-                try:
-                    size = without_baton(self._sock.recv_into, room)
-                except BlockingIOError:
-                    if asked:
-                        break
-                    asked = True
-                    self._protocol.send_ping(b"alive?")
-                else:
-                    if not size:
-                        break
-                    asked = False
-                    self._take(room[:size])
+            while (size := self._arrived(room)) and self._take(room[:size]):
                 unsent.add(self._flush)
+            self._flush()
         except ProtocolError as broken:
             error = broken
         except OSError:
@@ -171,13 +160,31 @@ class Socket:
         finally:
             self.link.close(error)
             self.abort()
+            if self._sender is not None:
+                _compat.ended({self._sender}, CLOSE_WAIT)
             unsent.discard(self._flush)
             self._sock.close()
 
-    def _take(self, data: memoryview) -> None:
+    def _arrived(self, room: memoryview) -> int:
+        """How many bytes came. 0 at the end, and when the API does not even answer a ping. Raises `OSError`."""
+        try:
+            return without_baton(self._sock.recv_into, room)
+        except BlockingIOError:
+            self._protocol.send_ping(b"alive?")
+            self._flush()
+        try:
+            return without_baton(self._sock.recv_into, room)
+        except BlockingIOError:
+            return 0
+
+    def _take(self, data: memoryview) -> bool:
+        """Returns whether more may come."""
         self._protocol.receive_data(cast(bytes, data) if self._tls is None else self._tls.opened(data))
         for event in self._protocol.events_received():
             if isinstance(event, Frame) and event.opcode in _CONTENT:
                 self.link.feed(cast(bytes, event.data))
+            elif isinstance(event, Frame) and event.opcode is Opcode.CLOSE:
+                return False
         if self._protocol.parser_exc is not None:
             raise ProtocolError(f"{self._address} broke the WebSocket protocol: {self._protocol.parser_exc}")
+        return self._tls is None or not self._tls.ended

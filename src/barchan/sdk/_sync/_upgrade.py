@@ -27,6 +27,7 @@ class Tls:
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._arrived = ssl.MemoryBIO()
         self._leaving = ssl.MemoryBIO()
+        self.ended = False
         self._object = context.wrap_bio(self._arrived, self._leaving, server_hostname=host)
 
     def shake_hands(self, sock: socket.socket) -> None:
@@ -49,14 +50,17 @@ class Tls:
         return self._leaving.read()
 
     def opened(self, data: Payload) -> bytes:
-        """What has arrived whole."""
+        """What has arrived whole. `ended` says whether there will be more."""
         self._arrived.write(data)
         parts = []
         try:
             while part := self._object.read(_ROOM):
                 parts.append(part)
+            self.ended = True
         except ssl.SSLWantReadError:
             pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
         return b"".join(parts)
 
 
