@@ -7,7 +7,7 @@
 #define PROTOCOL_OLDEST 1u
 #define FRAME_HEAD 16u
 #define FRAME_MAX_PAYLOAD ((2u << 20) + 64u) /* of frames to the guest; its own stay below half of that */
-#define FRAME_CHUNK (128u << 10)
+#define FRAME_CHUNK (256u << 10)
 
 /* u32 length | u8 type | u8 stream | u16 zero | u64 id | payload, little-endian */
 enum frame_type {

@@ -197,7 +197,7 @@ async def test_many_small_files(sandbox: Sandbox, tmp_path: Path) -> None:
     assert shape(tmp_path / "back") == shape(tmp_path / "many")
 
 
-# --- one huge file
+# --- the platform alone
 
 
 @pytest.fixture(scope="module")

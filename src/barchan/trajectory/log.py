@@ -27,13 +27,14 @@ from barchan.trajectory.record import (
     SegmentHead,
     decode,
     decode_head,
-    encode_into,
+    encode,
     entry_length,
     entry_sound,
     newest_sync_mark,
 )
 
 _BEGINNING = Position(0, 0)
+_LARGE = 1 << 16
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Visit = Callable[[Position, Record], None]
 
@@ -55,7 +56,9 @@ class Log:
         self._limit = segment_bytes
         self._fdatasync = fdatasync
         self._segments: dict[int, Segment] = {}
-        self._buffer = bytearray()
+        self._parts: list[bytes | memoryview] = []
+        self._size = 0
+        """Of the parts together, which are staged."""
         self._staged: set[str] = set()
         self._fd = -1
         self._current: Segment
@@ -112,20 +115,22 @@ class Log:
         """Encode a record behind those already staged. A full segment is sealed when the first one is staged."""
         if self.full:
             self._rotate()
-        offset = self._current.size + len(self._buffer)
-        encode_into(self._buffer, record, Place(self._current.salt, offset), self._synced)
+        offset = self._current.size + self._size
+        parts = encode(record, Place(self._current.salt, offset), self._synced)
+        self._parts += parts
+        self._size += sum(map(len, parts))
         self._staged.add(record.sandbox)
         return Position(self._current.number, offset)
 
     @property
     def full(self) -> bool:
         """Whether the next record to be staged seals a segment, which takes syncs."""
-        return not self._buffer and self._current.size >= self._limit
+        return not self._size and self._current.size >= self._limit
 
     @property
     def staged(self) -> int:
         """Bytes staged and not written."""
-        return len(self._buffer)
+        return self._size
 
     def write(self) -> None:
         """Hand what is staged to the kernel. After an error none of it is in the log, and nothing is staged."""
@@ -134,13 +139,12 @@ class Log:
             raise InternalError(self._failed)
         start = self._current.size
         try:
-            with memoryview(self._buffer) as view:
-                _write_all(self._fd, view, start)
+            _write_all(self._fd, self._parts, start)
         except OSError as error:
             self._undo(start)
             raise _named(error, "writing the log") from error
         else:
-            self._current.size = start + len(self._buffer)
+            self._current.size = start + self._size
             for name in self._staged:
                 self._current.sandboxes.add(name)
         finally:
@@ -148,7 +152,8 @@ class Log:
 
     def drop(self) -> None:
         """Forget what is staged."""
-        self._buffer.clear()
+        self._parts.clear()
+        self._size = 0
         self._staged.clear()
 
     def append(self, records: Sequence[Record]) -> list[Position]:
@@ -225,7 +230,7 @@ class Log:
         fd = -1
         try:
             fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            _write_all(fd, memoryview(head.encode()), 0)
+            _write_all(fd, [head.encode()], 0)
             os.fsync(fd)
             fresh.rename(self.path(number))
             self._sync_directory()
@@ -371,10 +376,25 @@ class _SegmentReader:
         )
 
 
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)
+def _write_all(fd: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
+    """Small parts are joined, which costs less than a vector of them."""
+    for piece in _joined(parts):
+        done, view = 0, memoryview(piece)
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], offset + done)
+        offset += done
+
+
+def _joined(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    run: list[bytes | memoryview] = []
+    for part in parts:
+        if len(part) < _LARGE:
+            run.append(part)
+            continue
+        yield b"".join(run)
+        yield part
+        run.clear()
+    yield b"".join(run)
 
 
 def _named(error: OSError, doing: str) -> NodeStorageFull | InternalError:

@@ -23,7 +23,10 @@ MAGIC = b"BARCHAN1"
 VERSION = 1
 
 ENTRY = struct.Struct("<IIII")
-_BLANK = bytes(ENTRY.size)
+_BULK = 1 << 16
+"""Bytes of data that are not copied behind the rest of their record."""
+_NO_DATA, _BIN32 = b"\xc4\x00", 0xC6
+_DATA_HEAD = struct.Struct(">BI")
 _PLACE = struct.Struct("<QQ")
 _MARK = struct.Struct("<III")
 _HEAD = struct.Struct("<8sHHIQI")
@@ -251,30 +254,38 @@ def decode_head(data: bytes) -> SegmentHead:
     return SegmentHead(number, salt, version)
 
 
-def encode_into(buffer: bytearray, record: Record, place: Place, synced: int) -> None:
-    """Append the record's entry, which will stand at `place`. `InvalidRequest` if it is too large."""
-    at = len(buffer)
-    start = at + ENTRY.size
+def encode(record: Record, place: Place, synced: int) -> tuple[bytes, bytes | memoryview]:
+    """The record's entry, which will stand at `place`, in two parts: much data is the second, where it is.
+
+    `InvalidRequest` if it is too large.
+    """
+    body, bulk = _apart(record.body)
     try:
-        buffer += _BLANK
-        _encoder.encode_into(_fields(record), buffer, -1)
-        length = len(buffer) - start
-        if length > MAX_PAYLOAD:
-            raise InvalidRequest(f"record of {length} bytes; at most {MAX_PAYLOAD} can be stored")
+        payload = _encoder.encode(_fields(record, body))
     except (UnicodeEncodeError, OverflowError) as error:
-        del buffer[at:]
         raise InvalidRequest(f"a value cannot be stored: {error}") from error
-    except BaseException:
-        del buffer[at:]
-        raise
+    if bulk:
+        payload = payload[: -len(_NO_DATA)] + _DATA_HEAD.pack(_BIN32, len(bulk))
+    length = len(payload) + len(bulk)
+    if length > MAX_PAYLOAD:
+        raise InvalidRequest(f"record of {length} bytes; at most {MAX_PAYLOAD} can be stored")
     seed = zlib.crc32(_PLACE.pack(*place))
-    crc = zlib.crc32(memoryview(buffer)[start:], seed)
-    ENTRY.pack_into(buffer, at, length, crc, synced, zlib.crc32(_MARK.pack(length, crc, synced), seed))
+    crc = zlib.crc32(bulk, zlib.crc32(payload, seed))
+    return ENTRY.pack(length, crc, synced, zlib.crc32(_MARK.pack(length, crc, synced), seed)) + payload, bulk
 
 
-def _fields(record: Record) -> tuple[Any, ...]:
-    body = msgspec.Raw(record.body.raw) if isinstance(record.body, Unread) else record.body
-    return (record.sandbox, record.seq, record.kind, record.key, record.time_ns, record.previous, body)
+def _apart(body: Body) -> tuple[Body, bytes | memoryview]:
+    """Data are the last thing of an entry, so that they need not be copied to stand behind the rest."""
+    if isinstance(body, Output) and len(body.data) >= _BULK:
+        return Output(body.stream, body.offset, b""), body.data
+    if isinstance(body, Input) and len(body.data) >= _BULK:
+        return Input(body.offset, b""), body.data
+    return body, b""
+
+
+def _fields(record: Record, body: Body) -> tuple[Any, ...]:
+    shown = msgspec.Raw(body.raw) if isinstance(body, Unread) else body
+    return (record.sandbox, record.seq, record.kind, record.key, record.time_ns, record.previous, shown)
 
 
 def entry_length(head: bytes, place: Place) -> int | None:

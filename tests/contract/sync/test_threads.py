@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
-from barchan.sdk._sync import _compat
+from barchan.sdk._sync import _compat, _socket
 from barchan.sdk._sync._futures import start, with_baton
-from barchan.sync import Client, InvalidRequest, Sandbox
+from barchan.sync import ApiUnavailable, Client, InvalidRequest, RequestTimeout, Sandbox
 from barchan.wire import messages as m
 from tests.contract.test_api_process import make_certificate
-from tests.rig_sync import TOKEN, Cancelled, Remote, Site, beside, finished, site, together
+from tests.rig_sync import TOKEN, Cancelled, Remote, Site, beside, finished, pause, site, together, within
 
 ROUNDS = 20
 
@@ -94,7 +99,9 @@ def test_no_thread_is_left_behind(place: Site, node: Remote) -> None:
         box = client.create("debian-12")
         box.run(["cat"], stdin=b"x")
         box.start("sleep")
-        assert len(set(threading.enumerate()) - before) == 2, "one reads, one follows the process"
+        with within(5):
+            while len(set(threading.enumerate()) - before) != 2:  # one reads, one follows the process
+                pause()
     left = set(threading.enumerate()) - before
     for thread in left:
         thread.join(5)
@@ -116,6 +123,66 @@ def test_over_tls(tmp_path: Path) -> None:
             together(*(partial(box.run, f"echo {i}") for i in range(20)))
             assert box.run(["cat"], stdin=data).stdout == data
             assert sum(map(len, box.start("bytes 20000000").stdout)) == 20_000_000
+
+
+# an API that went silent
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[str]:
+    """Where something opens WebSockets and from then on neither reads nor writes."""
+    kept: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                kept.append(listening.accept()[0])
+            except OSError:
+                return
+            protocol = ServerProtocol()
+            protocol.receive_data(kept[-1].recv(1 << 16))
+            (request,) = protocol.events_received()
+            assert isinstance(request, Request)
+            protocol.send_response(protocol.accept(request))
+            kept[-1].sendall(b"".join(protocol.data_to_send()))
+
+    path = tmp_path / "api.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"unix:{path}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for one in kept:
+        one.close()
+
+
+def test_an_api_that_answers_no_ping_is_lost(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_socket, "_HEARTBEAT", struct.pack("ll", 0, 100_000))
+    with Client(silent, reconnect=0.0) as client, pytest.raises(ApiUnavailable, match="was lost"):
+        client.list()
+
+
+def test_an_api_that_reads_nothing_is_lost_and_holds_nobody_up(silent: str) -> None:
+    with Client(silent, timeout=0.1, reconnect=0.0) as client:
+        with pytest.raises(RequestTimeout):
+            client.list()
+        link = with_baton(client._connection.link)
+        for _ in range(70):
+            with_baton(link.send, bytes(1 << 20))
+        assert isinstance(link.lost, ApiUnavailable) and "unread" in link.lost.message
+
+
+def test_an_api_that_reads_nothing_does_not_hold_the_end(silent: str) -> None:
+    client = Client(silent, timeout=0.1, reconnect=0.0)
+    with pytest.raises(RequestTimeout):
+        client.list()
+    with_baton(with_baton(client._connection.link).send, bytes(3 << 20))
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 2 * _socket.CLOSE_WAIT
 
 
 # code of the caller's

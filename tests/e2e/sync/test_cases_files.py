@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import pytest
 
 from barchan import errors
 from barchan.sync import Client, Limits, Sandbox
-from tests.e2e.conftest import make_tiny
 from tests.e2e.watch import flat_memory
-from tests.server import PLACE, Server, remove, shared_server
+from tests.server import Server
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -195,51 +193,3 @@ def test_many_small_files(sandbox: Sandbox, tmp_path: Path) -> None:
     got = sandbox.files.download("/many", tmp_path / "back")
     assert sent.files == got.files == 3000
     assert shape(tmp_path / "back") == shape(tmp_path / "many")
-
-
-# --- one huge file
-
-
-@pytest.fixture(scope="module")
-def huge_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of its own, with room for it."""
-    shared_server()
-    data = Path(os.environ[PLACE] + "-sync-huge")
-    server = Server(data)
-    try:
-        server.run("up", "-d", "--name", "huge", "--scratch-bytes", "5g")
-        server.run("env", "import", "tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))))
-        yield server
-    finally:
-        remove(data)
-
-
-@pytest.fixture
-def huge_place(huge_server: Server) -> Iterator[Path]:
-    place = huge_server.data.with_name(f"{huge_server.data.name}-files")
-    place.mkdir()
-    yield place
-    shutil.rmtree(place)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_gigabytes_of_a_sparse_file(huge_server: Server, huge_place: Path) -> None:
-    """CASES 17: equal hashes there and back, progress to the end, memory flat everywhere."""
-    local, back, size = huge_place / "sparse", huge_place / "back", 2 * GIB + 12_345
-    with local.open("wb") as file:
-        file.truncate(size)
-        for at in (0, GIB - 3, 2 * GIB):
-            file.seek(at)
-            file.write(b"not a hole")
-    up, down = Steps(), Steps()
-    with (
-        Client(data=huge_server.data) as client,
-        client.create("tiny", limits=Limits(disk=5 * GIB // 2)) as box,
-    ):
-        with flat_memory(huge_server, box):
-            box.files.upload(local, "/sparse", progress=up)
-            box.files.download("/sparse", back, progress=down)
-        assert box.files.stat("/sparse").size == size
-    assert down.ends_with(size) and len(up.seen) > 100
-    assert digest(back) == digest(local)

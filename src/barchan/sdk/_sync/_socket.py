@@ -60,17 +60,17 @@ class Socket:
         return cls(address, *without_baton(upgraded, address, tls))
 
     def close(self) -> None:
-        """Send what is waiting, hang up."""
-        if self._protocol.state is OPEN:
-            self._flush()
-            if self._sender is not None:
-                _compat.ended({self._sender}, CLOSE_WAIT)
+        """Send what is waiting, hang up. Bounded, whatever the API does."""
+        until = _compat.monotonic() + CLOSE_WAIT
+        self._flush()
+        all_sent = self._sender is None or self._sender.done_by(until)
+        self.link.close(ApiUnavailable("the client is closed"))
+        if all_sent and self._protocol.state is OPEN:
             self._protocol.send_close(1000)
             self._flush()
-        self.link.close(ApiUnavailable("the client is closed"))
-        self._reader.done_by(_compat.monotonic() + CLOSE_WAIT)
+            self._reader.done_by(until)
         self.abort()
-        _compat.ended({self._reader}, CLOSE_WAIT)
+        self._reader.done_by(_compat.monotonic() + CLOSE_WAIT)
 
     def abort(self) -> None:
         """As when the network loses it."""
@@ -161,7 +161,7 @@ class Socket:
             self.link.close(error)
             self.abort()
             if self._sender is not None:
-                _compat.ended({self._sender}, CLOSE_WAIT)
+                self._sender.done_by(_compat.monotonic() + CLOSE_WAIT)
             unsent.discard(self._flush)
             self._sock.close()
 
