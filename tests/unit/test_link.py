@@ -162,12 +162,12 @@ async def test_data_flows_both_ways_within_a_call() -> None:
 
 async def test_what_fits_no_frame_is_refused_on_either_side() -> None:
     async def handler(call: Incoming) -> bytes:
-        return bytes(2 << 20)
+        return bytes(3 << 20)
 
     caller, _ = joined(handler)
     with pytest.raises(InvalidRequest):
-        caller.call(bytes(2 << 20))
-    with pytest.raises(PlatformError, match="2097152 bytes"):
+        caller.call(bytes(3 << 20))
+    with pytest.raises(PlatformError, match="3145728 bytes"):
         await caller.call(b"").answer
     assert caller.lost is None
 
