@@ -104,7 +104,7 @@ class BarchanSandboxEnvironment(SandboxEnvironment):
                 cmd,
                 stdin=input,
                 cwd=self._path(cwd or ""),
-                env={key: value for key, value in (env or {}).items()},
+                env=env,
                 user=user,
                 timeout=timeout,
                 output_limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,

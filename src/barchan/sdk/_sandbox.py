@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from typing import Self
 
 from barchan.errors import BarchanError
@@ -17,7 +16,7 @@ from barchan.sdk._results import CompletedExec
 from barchan.sdk._shell import Shell
 from barchan.sdk._terminal import OUTPUT_LIMIT as TERMINAL_LIMIT
 from barchan.sdk._terminal import TERM, TerminalProcess
-from barchan.sdk._values import Command, Text, to_argv, to_bytes, to_env, value_of
+from barchan.sdk._values import Command, Text, Variables, to_argv, to_bytes, to_env, value_of
 from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, Terminal
 from barchan.usage import SandboxStats
 from barchan.wire.ids import new_exec_id
@@ -70,8 +69,8 @@ class Sandbox:
         command: Command,
         *,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         timeout: float | None = None,
         grace: float = 1.0,
@@ -119,8 +118,8 @@ class Sandbox:
         command: Command,
         *,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         timeout: float | None = None,
         grace: float = 1.0,
@@ -155,8 +154,8 @@ class Sandbox:
         program: Text | None = None,
         *,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         id: str | None = None,
     ) -> Shell:
@@ -183,8 +182,8 @@ class Sandbox:
         rows: int = 24,
         columns: int = 80,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         timeout: float | None = None,
         grace: float = 1.0,

@@ -13,6 +13,7 @@ from barchan.wire.messages import Request, field_of, pack_call
 
 T = TypeVar("T")
 Text = str | bytes
+Variables = Mapping[str, Text] | Mapping[bytes, Text]
 Command = str | Sequence[Text]
 _SHELL = (b"/bin/sh", b"-c")
 
@@ -77,7 +78,7 @@ def to_argv(command: Command) -> tuple[bytes, ...]:
     return tuple(to_bytes(item, "argv") for item in command)
 
 
-def to_env(values: Mapping[Text, Text] | None, field: str = "env") -> dict[bytes, bytes]:
+def to_env(values: Variables | None, field: str = "env") -> dict[bytes, bytes]:
     if not isinstance(values or {}, Mapping):
         raise InvalidRequest(f"{field}: {type(values).__name__} is no mapping", field=field, hint="give a dict")
     return {to_bytes(key, field): to_bytes(value, field) for key, value in (values or {}).items()}

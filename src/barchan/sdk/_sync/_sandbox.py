@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from typing import Self
 
 from barchan.errors import BarchanError
@@ -18,7 +17,7 @@ from barchan.sdk._sync._process import Process, begin
 from barchan.sdk._sync._shell import Shell
 from barchan.sdk._sync._terminal import OUTPUT_LIMIT as TERMINAL_LIMIT
 from barchan.sdk._sync._terminal import TERM, TerminalProcess
-from barchan.sdk._values import Command, Text, to_argv, to_bytes, to_env, value_of
+from barchan.sdk._values import Command, Text, Variables, to_argv, to_bytes, to_env, value_of
 from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, Terminal
 from barchan.usage import SandboxStats
 from barchan.wire.ids import new_exec_id
@@ -71,8 +70,8 @@ class Sandbox:
         command: Command,
         *,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         timeout: float | None = None,
         grace: float = 1.0,
@@ -120,8 +119,8 @@ class Sandbox:
         command: Command,
         *,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         timeout: float | None = None,
         grace: float = 1.0,
@@ -156,8 +155,8 @@ class Sandbox:
         program: Text | None = None,
         *,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         id: str | None = None,
     ) -> Shell:
@@ -184,8 +183,8 @@ class Sandbox:
         rows: int = 24,
         columns: int = 80,
         cwd: Text | os.PathLike[str] | None = None,
-        env: Mapping[Text, Text] | None = None,
-        secrets: Mapping[Text, Text] | None = None,
+        env: Variables | None = None,
+        secrets: Variables | None = None,
         user: str | None = None,
         timeout: float | None = None,
         grace: float = 1.0,
