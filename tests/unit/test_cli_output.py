@@ -82,7 +82,8 @@ def test_root_is_asked_for(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 AS_NOBODY = """
-import os, sys
+import os, sys, barchan
+[getattr(barchan, name) for name in barchan.__all__]  # loaded when first used, which another user may not be able to
 import barchan.cli.main as main, barchan.cli.up, barchan.cli.down, barchan.cli.sandboxes, barchan.cli.env, barchan.cli.run
 import barchan.cli.datadir, barchan.sdk, asyncio, barchan.cli.tables, barchan.cli.interrupts, barchan.cli.drive
 import barchan.cli.descriptors, encodings.idna

@@ -251,12 +251,14 @@ class ContainerBackend:
         self._places.pop(id, None)
 
     async def leftovers(self) -> frozenset[str]:
+        # What is removed while we look may be found, and not be pending any more when we have looked.
+        going = self._maker.ahead | self._maker.removals.pending
         sockets = frozenset(path.name for path in self._sockets.iterdir())
         found = await self._maker.in_thread(
             lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets
         )
         ids = {place: id for id, place in self._places.items()}
-        return frozenset(ids.get(name, name) for name in found - self._maker.ahead - self._maker.removals.pending)
+        return frozenset(ids.get(name, name) for name in found - going - self._maker.ahead - self._maker.removals.pending)
 
     async def close(self) -> None:
         await self._pool.close()

@@ -109,15 +109,17 @@ class Journal:
                 changes, forgotten = self._write(jobs)
             finally:
                 self._taken += len(jobs)
+            self._retain()
         early, late = by_need(jobs)
         if not late:
             acknowledge(early, (changes, forgotten))
-        else:
-            acknowledge(early, ([change for change in changes if not change[1].ended], []))
-            self.log.sync()
-            acknowledge(late, ([change for change in changes if change[1].ended], forgotten))
-        with self._lock:
-            self._retain()
+            return
+        # To tell the loop is the last thing done: as long as this thread runs on, it holds the loop up.
+        running = [change for change in changes if not change[1].ended]
+        if early or running:
+            acknowledge(early, (running, []))
+        self.log.sync()
+        acknowledge(late, ([change for change in changes if change[1].ended], forgotten))
 
     def _write(self, jobs: list[Job]) -> News:
         """All of them with one write. When the group does not fit on the disk, only those fail that must."""

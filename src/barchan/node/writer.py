@@ -147,8 +147,6 @@ class Writer:
         self._acknowledge(left, None)
 
     def _acknowledge(self, jobs: Sequence[Job], published: Any) -> None:
-        if not jobs and not published:
-            return
         for job in jobs:
             job.acknowledged = True
         try:
