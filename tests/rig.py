@@ -49,8 +49,8 @@ async def aside(work: Callable[..., T], *args: Any) -> T:
 
 
 async def pause() -> None:
-    """Let others go on."""
-    await asyncio.sleep(0)
+    """Let others go on, other processes too: what is waited for may need the processor that a loop of this would take."""
+    await asyncio.sleep(0.005)
 
 
 async def settle() -> None:

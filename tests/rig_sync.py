@@ -27,7 +27,7 @@ from tests.contract.faults import Fault
 T = TypeVar("T")
 Cancelled = _compat.Cancelled
 TOKEN = api_site.TOKEN
-pause = functools.partial(time.sleep, 0)
+pause = functools.partial(time.sleep, 0.005)
 
 
 @functools.cache
