@@ -258,7 +258,9 @@ class ContainerBackend:
             lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets
         )
         ids = {place: id for id, place in self._places.items()}
-        return frozenset(ids.get(name, name) for name in found - going - self._maker.ahead - self._maker.removals.pending)
+        return frozenset(
+            ids.get(name, name) for name in found - going - self._maker.ahead - self._maker.removals.pending
+        )
 
     async def close(self) -> None:
         await self._pool.close()

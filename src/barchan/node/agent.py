@@ -64,6 +64,8 @@ class Agent:
         self.sandboxes: dict[str, LiveSandbox] = {}
         self.creation = Creation(self)
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
+        self._going: dict[str, tuple[SandboxState, str]] = {}
+        """What the registry is about to say of those that end: state and reason."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._host_seen = (processes.Memory(0, 0), 0)
@@ -195,6 +197,7 @@ class Agent:
             step = advance(self.row(row.id).state, event)
             if step.action != "remove":
                 return self.get(row.id)
+            self._going[row.id] = (step.state, reason)
             # Not waited for: an agent that dies before this is written finds a sandbox whose first process ended.
             marked = asyncio.ensure_future(self.registry.update(row.id, durable=False, state=step.state, reason=reason))
             try:
@@ -203,7 +206,10 @@ class Agent:
                     await self.creation.ended(row.id)
                 await self._remove(row, step.state, reason)
             finally:
-                await marked
+                try:
+                    await marked
+                finally:
+                    self._going.pop(row.id, None)
             await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
             self.recorder.forget(row.id)
             return self.get(row.id)
@@ -247,6 +253,9 @@ class Agent:
         row = self.registry.get(id)
         if row is None:
             raise SandboxNotFound(f"no sandbox {id}", field="sandbox")
+        if id in self._going:
+            state, reason = self._going[id]
+            return msgspec.structs.replace(row, state=state, reason=reason)
         return row
 
     def backend(self, name: BackendName) -> Backend:

@@ -15,7 +15,7 @@ from barchan.wire.link import Link
 from barchan.wire.transports import MAX_MESSAGE, Outbox
 
 HEARTBEAT = 30.0
-CLOSE_WAIT = 2.0
+CLOSE_WAIT = 5.0
 
 
 class Socket:

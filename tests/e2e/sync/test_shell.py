@@ -138,8 +138,9 @@ def test_background_children_hold_nothing_up(sandbox: Sandbox) -> None:
         done = shell.run("sleep 300 & echo started")
         assert time.monotonic() - began < 5
         assert (done.stdout, done.background >= 1) == (b"started\n", True)
-        sleepers = [p for p in sandbox.processes() if b"300" in p.argv]
-        assert len(sleepers) == 1
+        with within(10):
+            while [p.argv for p in sandbox.processes()].count((b"sleep", b"300")) != 1:
+                pause()
         assert shell.run("kill $!; wait $!").exit_code == 143, "it is still a child of this shell"
         assert [p.argv for p in sandbox.processes() if b"300" in p.argv] == []
 

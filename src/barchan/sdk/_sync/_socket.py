@@ -28,7 +28,7 @@ from barchan.wire.frames import Payload
 
 MAX_UNSENT = 64 << 20
 """Unsent bytes at which the API counts as stalled."""
-CLOSE_WAIT = 2.0
+CLOSE_WAIT = 5.0
 _HEARTBEAT = struct.pack("ll", 30, 0)
 """Silence after which the API is asked whether it lives, and once more after which it does not: a `timeval`."""
 _BATCH = 1 << 20
