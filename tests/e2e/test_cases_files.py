@@ -207,7 +207,7 @@ def huge_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data = Path(os.environ[PLACE] + "-huge")
     server = Server(data)
     try:
-        server.run("up", "-d", "--name", "huge", "--scratch-bytes", "5g")
+        server.run("up", "-d", "--name", "huge", "--scratch-bytes", "3g")
         server.run("env", "import", "tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))))
         yield server
     finally:

@@ -10,7 +10,6 @@ import resource
 import signal
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from barchan.wire import guest as wire
 from barchan.wire.frames import FrameType, encode, encode_credit, encode_data, encode_eof
 from barchan.wire.guest import Done, ExecFlag, GuestOutcome, OpKind
-from tests.host.guest_client import Guest, Hangup, Link, Result, built_guest, exec_parts, running_guest
+from tests.host.guest_client import Guest, Hangup, Link, Result, exec_parts, running_guest
 
 EXITED, TIMED_OUT, CANCELLED, FAILED = (
     GuestOutcome.EXITED,
@@ -26,23 +25,6 @@ EXITED, TIMED_OUT, CANCELLED, FAILED = (
     GuestOutcome.CANCELLED,
     GuestOutcome.FAILED,
 )
-
-
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
-
-
-@pytest.fixture
-def guest(guest_binary: Path) -> Iterator[Guest]:
-    with running_guest(guest_binary) as running:
-        yield running
-
-
-@pytest.fixture
-def link(guest: Guest) -> Iterator[Link]:
-    with guest.dial() as dialled:
-        yield dialled
 
 
 def run(guest: Guest, link: Link, *argv: str | bytes, **options: object) -> tuple[Done, bytes, bytes]:

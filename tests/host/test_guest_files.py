@@ -17,22 +17,11 @@ import pytest
 from barchan.wire import guest as wire
 from barchan.wire.frames import FrameType, encode, encode_data, encode_eof
 from barchan.wire.guest import ALL, KEEP, Cursor, Done, Entry, GuestOutcome, OpKind, blob
-from tests.host.guest_client import Guest, Link, Result, built_guest, exec_parts, running_guest
+from tests.host.guest_client import Guest, Link, Result, exec_parts
 
 PARENTS, APPEND, EXCLUSIVE = 1, 2, 4
 TREE, MISSING = 1, 2
 NOBODY = b"12345:12345"
-
-
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
-
-
-@pytest.fixture
-def guest(guest_binary: Path) -> Iterator[Guest]:
-    with running_guest(guest_binary) as running:
-        yield running
 
 
 class Files:

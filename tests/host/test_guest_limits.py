@@ -17,28 +17,11 @@ import pytest
 
 from barchan.wire.frames import FrameType, encode
 from barchan.wire.guest import ExecFlag, GuestOutcome, OpKind, blob
-from tests.host.guest_client import WAIT, Guest, Link, built_guest, exec_parts, running_guest
+from tests.host.guest_client import WAIT, Guest, Link, exec_parts, running_guest
 from tests.host.test_guest_mapped import MappedGuest, installed_guest
 
 PIDS = Path("/sys/fs/cgroup/pids")
 CANCELLED, FAILED, TIMED_OUT = GuestOutcome.CANCELLED, GuestOutcome.FAILED, GuestOutcome.TIMED_OUT
-
-
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
-
-
-@pytest.fixture
-def guest(guest_binary: Path) -> Iterator[Guest]:
-    with running_guest(guest_binary) as running:
-        yield running
-
-
-@pytest.fixture
-def link(guest: Guest) -> Iterator[Link]:
-    with guest.dial() as dialled:
-        yield dialled
 
 
 def start(guest: Guest, link: Link, script: str, **options: int) -> int:

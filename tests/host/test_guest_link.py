@@ -11,29 +11,18 @@ import select
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from barchan.wire.frames import FrameType, encode, encode_credit, encode_data, encode_eof
 from barchan.wire.guest import ExecFlag, GuestOutcome, OpKind
-from tests.host.guest_client import WAIT, Guest, Link, Result, built_guest, exec_parts, running_guest
+from tests.host.guest_client import WAIT, Guest, Link, Result, exec_parts
 
 EPOLLOUT = 0x4
 STRESS_SECONDS = 5.0
 PROGRAMS = 6
-
-
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
-
-
-@pytest.fixture
-def guest(guest_binary: Path) -> Iterator[Guest]:
-    with running_guest(guest_binary) as running:
-        yield running
 
 
 def waits_for_room(guest: Guest) -> bool:

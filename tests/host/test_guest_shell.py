@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from barchan.wire.frames import FrameType, encode, encode_credit
 from barchan.wire.guest import Done, ExecFlag, GuestOutcome, OpKind, run_parts, signal
-from tests.host.guest_client import GENEROUS, Guest, Link, built_guest, exec_parts, running_guest
+from tests.host.guest_client import GENEROUS, Guest, Link, exec_parts
 
 EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED = GuestOutcome
 SHELLS = {"bash": ("bash",), "dash": ("dash",), "busybox": ("busybox", "sh"), "posix": ("bash", "--posix")}
@@ -66,23 +65,6 @@ class Shell:
 
     def closed(self) -> Done:
         return self.link.wait(self.op)
-
-
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
-
-
-@pytest.fixture
-def guest(guest_binary: Path) -> Iterator[Guest]:
-    with running_guest(guest_binary) as running:
-        yield running
-
-
-@pytest.fixture
-def link(guest: Guest) -> Iterator[Link]:
-    with guest.dial() as dialled:
-        yield dialled
 
 
 @pytest.fixture(params=SHELLS)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from barchan.wire.frames import FrameType, encode, encode_data, encode_eof
 from barchan.wire.guest import ExecFlag, GuestOutcome, OpKind, resize, signal
-from tests.host.guest_client import Guest, Link, Result, built_guest, exec_parts, running_guest
+from tests.host.guest_client import Guest, Link, Result, exec_parts
 
 TTY, STDIN = ExecFlag.TTY, ExecFlag.STDIN
-
-
-@pytest.fixture(scope="session")
-def guest_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_guest(tmp_path_factory.getbasetemp() / "guest-build")
-
-
-@pytest.fixture
-def guest(guest_binary: Path) -> Iterator[Guest]:
-    with running_guest(guest_binary) as running:
-        yield running
-
-
-@pytest.fixture
-def link(guest: Guest) -> Iterator[Link]:
-    with guest.dial() as dialled:
-        yield dialled
 
 
 def on_terminal(

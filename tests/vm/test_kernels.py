@@ -23,7 +23,7 @@ KINDS = [f"{kind} {user}" for kind in ("plain", "setuid", "ptrace") for user in 
 NOT_YET = {"listmount", "exchange_range"}
 """Calls that 6.1 does not have: refused there with or without a sandbox."""
 ATTRIBUTES = {"security_attribute"}
-"""Kernels below 6.10 let anybody set them as long as a BPF LSM is loaded; in a sandbox they stay in its own tree."""
+"""Kernel 6.1 lets anybody set them, 7.3 does not; in a sandbox they stay in its own tree."""
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ END_SECONDS = 0.005
 
 
 class Execution:
-    """A command from its intent to its durable result. Made by `Executions`, one per operation id."""
+    """A command from its intent to its durable result. Made by `LiveSandbox`, one per operation id."""
 
     def __init__(
         self,

@@ -109,12 +109,19 @@ class Journal:
                 changes, forgotten = self._write(jobs)
             finally:
                 self._taken += len(jobs)
-            self._retain()
+            sealed = self.log.segments()[-1].number != self._segment
         early, late = by_need(jobs)
         if not late:
             acknowledge(early, (changes, forgotten))
-            return
-        # To tell the loop is the last thing done: as long as this thread runs on, it holds the loop up.
+        else:
+            self._sync(early, late, changes, forgotten, acknowledge)
+        # Seldom, for nothing should follow telling the loop: as long as this thread runs on, it holds the loop up.
+        if sealed:
+            self._retain()
+
+    def _sync(
+        self, early: list[Job], late: list[Job], changes: list[Change], forgotten: list[str], acknowledge: Acknowledge
+    ) -> None:
         running = [change for change in changes if not change[1].ended]
         if early or running:
             acknowledge(early, (running, []))
@@ -151,9 +158,9 @@ class Journal:
         return [change for news in all_news for change in news[0]], [name for news in all_news for name in news[1]]
 
     def _retain(self) -> None:
-        newest = self.log.segments()[-1].number
-        if newest != self._segment:
-            self._segment = newest
+        """A segment was sealed: older ones may have to go. What was written is acknowledged whatever comes of this."""
+        with self._lock:
+            self._segment = self.log.segments()[-1].number
             self.log.retain(self._log_bytes, self.index.sandboxes.keys())
 
 

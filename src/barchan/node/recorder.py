@@ -1,7 +1,7 @@
 """The one place that writes the trajectory.
 
-Calls are made on the event loop; one thread stages them as records in the order of the calls, writes a whole group with
-one system call and, if anybody in the group waits for it, syncs once. Nothing is acknowledged before its record is
+Calls are made on the event loop; `journal` makes records of them in the order of the calls, at once or in a thread that writes
+and syncs whole groups. Nothing is acknowledged before its record is
 written (create, begin of a command, output, input, events) or durable (end of a command, stop): what is written outlives
 the agent, and what only a power cut could take away concerns a sandbox that the power cut ends too.
 

@@ -30,7 +30,7 @@ TWO_U64 = struct.Struct("<QQ")
 MAX_PAYLOAD = (2 << 20) + 64
 """All arguments and variables that the kernel gives a program fit one frame."""
 CHUNK = 128 << 10
-"""The most bytes senders put in one DATA frame."""
+"""The most bytes the host's senders put in one DATA frame; a guest's may be larger."""
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 Payload = bytes | bytearray | memoryview
