@@ -15,6 +15,16 @@ MIB = 1 << 20
 LIMITS = Limits(memory=48 * MIB, pids=16, disk=24 * MIB, cpus=0.5)
 
 
+async def until_listed(box: Sandbox, name: bytes) -> list[bytes]:
+    """Command lines once `name` is among them: a child in the background may not have become its program yet."""
+    async with asyncio.timeout(30):
+        while True:
+            names = [b" ".join(process.argv) for process in await box.processes()]
+            if any(name in line for line in names):
+                return names
+            await asyncio.sleep(0.05)
+
+
 async def journey() -> dict[str, object]:
     async with Client(data=DATA) as client, await client.create("tiny", limits=LIMITS) as box:
         return {"exec": await commands(box), "files": await files(box), "limits": await limits(box)}
@@ -26,7 +36,7 @@ async def commands(box: Sandbox) -> dict[str, object]:
     fed = await box.run(["cat"], stdin=b"x" * 100_000, user="user")
     late = await box.run("trap '' TERM; (setsid sleep 600 &); sleep 600", timeout=1, grace=0.2)
     back = await box.run("sleep 600 & echo started")
-    names = [b" ".join(process.argv) for process in await box.processes()]
+    names = await until_listed(box, b"sleep 600")
     return {
         "plain": [plain.exit_code, plain.stdout.decode(), plain.stderr.decode()],
         "fed": len(fed.stdout),
