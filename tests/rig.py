@@ -68,11 +68,8 @@ async def finished(node: FakeNode, sandbox: str, id_: str) -> Any:
 
 def cut(client: Client) -> None:
     """Lose the connection, as to a network that goes away or a proxy that was restarted."""
-    socket = client._connection._socket
-    assert socket is not None and socket._socket._response.connection is not None
-    transport = socket._socket._response.connection.transport
-    assert isinstance(transport, asyncio.Transport)
-    transport.abort()
+    assert client._connection._socket is not None
+    client._connection._socket.abort()
 
 
 def deny_sockets(monkeypatch: pytest.MonkeyPatch) -> None:

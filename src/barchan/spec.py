@@ -181,6 +181,11 @@ class ExecResult(_Value, frozen=True, kw_only=True):
     error: ErrorBody | None = None
     """Why, when it could not be started (`failed`) or its end is not known; raised to callers."""
 
+    @property
+    def outputs(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Bytes written and dropped, of output and error output."""
+        return (self.stdout_bytes, self.stdout_dropped), (self.stderr_bytes, self.stderr_dropped)
+
 
 class ExecInfo(_Value, frozen=True, kw_only=True):
     """A command in a sandbox's history. `result` is None while it runs."""

@@ -296,11 +296,11 @@ class FakeNode:
             self._spawn(self._run(command))
         elif command.request != request.exec:
             raise Conflict("the id was used for another command", field="id")
-        return await self._attached(call, command, request.stdout_offset, request.stderr_offset)
+        return await self._attached(call, command, request)
 
     async def _exec_attach(self, call: Incoming, request: m.AttachExec) -> ExecResult:
         command = self._command(request.sandbox, request.id)
-        return await self._attached(call, command, request.stdout_offset, request.stderr_offset)
+        return await self._attached(call, command, request)
 
     def _command(self, sandbox: str, id_: str) -> Command:
         try:
@@ -308,8 +308,8 @@ class FakeNode:
         except KeyError:
             raise ExecNotFound(f"no command {id_}") from None
 
-    async def _attached(self, call: Incoming, command: Command, out: int, err: int) -> ExecResult:
-        limits = {STDOUT: 0, STDERR: 0}
+    async def _attached(self, call: Incoming, command: Command, request: m.StartExec | m.AttachExec) -> ExecResult:
+        limits = {STDOUT: request.stdout_limit, STDERR: request.stderr_limit}
         credit = {STDOUT: asyncio.Event(), STDERR: asyncio.Event()}
 
         def on_frame(frame: Frame) -> None:
@@ -328,8 +328,8 @@ class FakeNode:
         if command.request.stdin:
             call.credit(STDIN, len(command.input) + WINDOW)
         await asyncio.gather(
-            self._send(call, command.outputs[STDOUT], STDOUT, out, limits, credit[STDOUT]),
-            self._send(call, command.outputs[STDERR], STDERR, err, limits, credit[STDERR]),
+            self._send(call, command.outputs[STDOUT], STDOUT, request.stdout_offset, limits, credit[STDOUT]),
+            self._send(call, command.outputs[STDERR], STDERR, request.stderr_offset, limits, credit[STDERR]),
         )
         await command.done.wait()
         assert command.result is not None

@@ -53,7 +53,9 @@ class Running:
 
     async def result(self) -> ExecResult:
         answer = m.unpack(await self.call.answer, ExecResult)
-        assert set(self.ends) == {STDOUT, STDERR}, "both outputs ended before the answer"
+        for stream, (total, dropped) in zip((STDOUT, STDERR), answer.outputs, strict=True):
+            assert self.ends.setdefault(stream, (total, dropped)) == (total, dropped), "another end than the answer's"
+            assert self.start[stream] + len(self.out[stream]) == total - dropped, "all output came before the answer"
         return answer
 
     @property

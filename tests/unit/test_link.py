@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from barchan.errors import (
-    ApiUnavailable,
     BarchanError,
     ErrorBody,
     FileMissing,
@@ -20,7 +19,6 @@ from barchan.errors import (
 from barchan.wire.frames import Frame, FrameType, decode_data, encode
 from barchan.wire.link import Answered, Incoming, Link
 from barchan.wire.messages import pack, unpack, unpack_call
-from barchan.wire.transports import Outbox
 
 Handler = Callable[[Incoming], Awaitable[bytes]]
 
@@ -234,51 +232,3 @@ async def test_what_does_not_belong_on_a_link_is_refused(frame: bytes) -> None:
 async def test_a_caller_takes_no_calls() -> None:
     with pytest.raises(ProtocolError):
         Link(lambda *parts: None, dialled=True).feed(encode(FrameType.CALL, 2))
-
-
-async def test_outbox_joins_what_one_turn_writes() -> None:
-    messages: list[bytes] = []
-    outbox = Outbox(_into(messages))
-    sender = asyncio.create_task(outbox.run())
-    await asyncio.sleep(0)
-    for piece in (b"a", b"b", b"c"):
-        outbox.write(piece)
-    outbox.close()
-    await sender
-    assert messages == [b"abc"]
-    assert outbox.unsent == 0
-
-
-async def test_outbox_bounds_messages() -> None:
-    messages: list[bytes] = []
-    outbox = Outbox(_into(messages))
-    piece = bytes(600_000)
-    for _ in range(8):
-        outbox.write(piece)
-    outbox.close()
-    await outbox.run()
-    assert sum(map(len, messages)) == 8 * len(piece)
-    assert len(messages) > 1 and max(map(len, messages)) < 4 << 20
-
-
-async def test_outbox_gives_up_on_a_peer_that_does_not_read() -> None:
-    stuck = asyncio.Event()
-
-    async def send(message: bytes) -> None:
-        await stuck.wait()
-
-    outbox = Outbox(send, most=100)
-    sender = asyncio.create_task(outbox.run())
-    outbox.write(b"x" * 60)
-    await asyncio.sleep(0)
-    outbox.write(b"x" * 60)
-    stuck.set()
-    with pytest.raises(ApiUnavailable, match="unread"):
-        await sender
-
-
-def _into(messages: list[bytes]) -> Callable[[bytes], Awaitable[None]]:
-    async def send(message: bytes) -> None:
-        messages.append(message)
-
-    return send

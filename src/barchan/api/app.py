@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from aiohttp import WSCloseCode, web
+from aiohttp import web
 
 from barchan.api.auth import Auth
 from barchan.api.openapi import document
@@ -14,6 +14,7 @@ from barchan.api.state import AUTH, BATCHES, CLIENTS, DISPATCH, SCHEMA, Clients
 from barchan.control.dispatch import Dispatch
 from barchan.control.many import Batches
 from barchan.errors import BarchanError, InvalidRequest
+from barchan.wire.websocket import CloseCode
 
 _OPEN = frozenset(route.path for route in ROUTES if route.open)
 
@@ -63,4 +64,4 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def _hang_up(app: web.Application) -> None:
     for client in tuple(app[CLIENTS].open):
-        await client.close(code=WSCloseCode.GOING_AWAY, message=b"the API is stopping")
+        client.close(CloseCode.GOING_AWAY, "the API is stopping")

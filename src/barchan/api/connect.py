@@ -7,22 +7,20 @@ nothing changed but their id. Credit bounds what is under way; a client that giv
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from barchan.api.many import over_link
 from barchan.api.state import BATCHES, CLIENTS, DISPATCH
 from barchan.control.dispatch import Dispatch
 from barchan.control.many import Batches
-from barchan.errors import BarchanError, InvalidRequest, ProtocolError
+from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest
 from barchan.wire.frames import Frame, FrameType
-from barchan.wire.link import Answered, Incoming, Link
+from barchan.wire.link import Answered, Incoming
 from barchan.wire.messages import CancelMany, CreateMany, CreateSandbox, OfSandbox, unpack_call
-from barchan.wire.transports import MAX_MESSAGE, Outbox
+from barchan.wire.transports import WebSocketLink
+from barchan.wire.websocket import accept_key, is_key
 
-logger = logging.getLogger(__name__)
-HEARTBEAT = 30.0
 _UP = (FrameType.DATA, FrameType.EOF, FrameType.CREDIT)
 
 
@@ -30,47 +28,40 @@ async def connect(request: web.Request) -> web.StreamResponse:
     """Browsers send an Origin and are refused: a page must not reach an API on its reader's own machine."""
     if "Origin" in request.headers:
         raise InvalidRequest("connections from web pages are refused", field="Origin")
-    socket = web.WebSocketResponse(compress=False, max_msg_size=MAX_MESSAGE, heartbeat=HEARTBEAT, autoping=True)
-    await socket.prepare(request)
+    response = _upgrade(request)
+    await response.prepare(request)
+    if request.transport is None:
+        return response
+    relay = _Relay(request.app[DISPATCH], request.app[BATCHES])
+    socket = WebSocketLink(request.transport, relay.serve, dialled=False, lost=_client_lost)
     clients = request.app[CLIENTS].open
     clients.add(socket)
     try:
-        await _serve(request, socket)
+        request.protocol.set_parser(socket)  # type: ignore[arg-type]  # it is used as one
+        await socket.closed.wait()
     finally:
         clients.discard(socket)
-    return socket
+    return response
 
 
-async def _serve(request: web.Request, socket: web.WebSocketResponse) -> None:
-    outbox = Outbox(socket.send_bytes)
-    link = Link(outbox.write, _Relay(request.app[DISPATCH], request.app[BATCHES]).serve, dialled=False)
-    sender = asyncio.create_task(outbox.run())
-    sender.add_done_callback(lambda task: _sender_ended(task, request))
-    try:
-        await _receive(socket, link)
-    except ProtocolError as error:
-        await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=str(error).encode()[:120])
-    finally:
-        link.close()
-        outbox.close()
-        sender.cancel()
+def _upgrade(request: web.Request) -> web.StreamResponse:
+    """The server's half of the handshake."""
+    given = request.headers
+    key = given.get("Sec-WebSocket-Key", "")
+    if given.get("Upgrade", "").lower() != "websocket" or "upgrade" not in given.get("Connection", "").lower():
+        raise InvalidRequest("this is a WebSocket", field="Upgrade", hint="connect with a WebSocket client")
+    if given.get("Sec-WebSocket-Version") != "13":
+        raise InvalidRequest("only version 13 of WebSocket is spoken", field="Sec-WebSocket-Version")
+    if not is_key(key):
+        raise InvalidRequest("not 16 bytes in base64", field="Sec-WebSocket-Key")
+    headers = {"Upgrade": "websocket", "Connection": "upgrade", "Sec-WebSocket-Accept": accept_key(key)}
+    response = web.StreamResponse(status=101, headers=headers)
+    response.force_close()
+    return response
 
 
-async def _receive(socket: web.WebSocketResponse, link: Link) -> None:
-    async for message in socket:
-        if message.type != WSMsgType.BINARY:
-            raise ProtocolError("only binary messages are understood")
-        link.feed(message.data)
-
-
-def _sender_ended(task: asyncio.Task[None], request: web.Request) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is None:
-        return
-    if not isinstance(error, ConnectionError):
-        logger.warning("client dropped: %s", error)
-    if request.transport is not None:
-        request.transport.abort()
+def _client_lost() -> BarchanError:
+    return ApiUnavailable("connection lost")
 
 
 class _Relay:

@@ -54,6 +54,7 @@ async def _collected(dispatch: Dispatch, message: StartExec, stdin: bytes | None
     writer = asyncio.create_task(_write(streams.stdin, stdin)) if stdin is not None else None
     try:
         result = unpack(await call.answer, ExecResult)
+        streams.finish(result.outputs)
     finally:
         call.abandon()
         if writer is not None:

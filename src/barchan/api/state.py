@@ -7,13 +7,14 @@ from aiohttp import web
 from barchan.api.auth import Auth
 from barchan.control.dispatch import Dispatch
 from barchan.control.many import Batches
+from barchan.wire.transports import WebSocketLink
 
 
 class Clients:
     """The WebSockets that are open now."""
 
     def __init__(self) -> None:
-        self.open: set[web.WebSocketResponse] = set()
+        self.open: set[WebSocketLink] = set()
 
 
 DISPATCH = web.AppKey("dispatch", Dispatch)

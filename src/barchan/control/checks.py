@@ -33,6 +33,8 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RANGES: dict[str, tuple[float, float]] = {
     "stdout_offset": (0, MAX_OFFSET),
     "stderr_offset": (0, MAX_OFFSET),
+    "stdout_limit": (0, MAX_OFFSET),
+    "stderr_limit": (0, MAX_OFFSET),
     "offset": (0, MAX_OFFSET),
     "length": (0, MAX_OFFSET),
     "depth": (1, 1 << 16),

@@ -7,7 +7,8 @@ failed. All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from barchan.errors import ProtocolError, SandboxUnavailable
@@ -16,6 +17,8 @@ from barchan.wire.frames import Frame, FrameReader, FrameType, Payload, coalesce
 
 FrameSink = Callable[[Frame], None]
 GREETING_SECONDS = 10.0
+COALESCED = 1024
+"""Bytes received at once from which on joining their frames pays."""
 LATER_SECONDS = 0.02
 """How long what nobody waits for may gather before it is sent."""
 MOST_EARLY = 16384
@@ -42,8 +45,8 @@ class GuestChannel(asyncio.BufferedProtocol):
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         self._unsent: list[bytes] = []
+        self._together = False
         self._timer: asyncio.TimerHandle | None = None
-        self._soon = False
         self._fault: Exception | None = None
         self.greeted: asyncio.Future[guest.Welcome] = asyncio.get_running_loop().create_future()
 
@@ -57,7 +60,8 @@ class GuestChannel(asyncio.BufferedProtocol):
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._take_all(coalesce(self._reader.received(self._room, nbytes)))
+        frames = self._reader.received(self._room, nbytes)
+        self._take_all(coalesce(frames) if nbytes > COALESCED else frames)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -77,18 +81,28 @@ class GuestChannel(asyncio.BufferedProtocol):
             raise SandboxUnavailable("the guest does not answer", phase="greet") from error
 
     def send(self, data: bytes) -> None:
-        """Frames for the guest. Dropped when the connection is gone; `on_lost` has said so.
+        """Frames for the guest, at once: a write is a system call. Dropped when the connection is gone; `on_lost` has said so."""
+        if self._together or self._unsent:
+            self._unsent.append(data)
+            if not self._together:
+                self._flush()
+        elif self._transport is not None:
+            self._transport.write(data)
 
-        What one turn of the loop sends leaves in one write: a write is a system call at once.
-        """
-        if not self._soon:
-            self._soon = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(data)
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What the block sends leaves in one write."""
+        outer, self._together = self._together, True
+        try:
+            yield
+        finally:
+            self._together = outer
+            if not outer:
+                self._flush()
 
     def send_later(self, data: bytes) -> None:
         """As `send`, but in good time: what only frees memory of the guest need not wake it."""
-        if not self._soon and self._timer is None:
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self._flush)
         self._unsent.append(data)
 
@@ -96,9 +110,8 @@ class GuestChannel(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._soon = False
         unsent, self._unsent = self._unsent, []
-        if self._transport is not None:
+        if unsent and self._transport is not None:
             self._transport.write(b"".join(unsent))
 
     def send_frame(self, type_: int, op: int, payload: Payload = b"", stream: int = 0) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from barchan.wire import guest
+from barchan.wire import messages as m
 from barchan.wire.frames import Payload
 from barchan.wire.streams import WINDOW
 
@@ -18,16 +19,29 @@ class Caller(Protocol):
     def credit(self, stream: int, limit: int) -> None: ...
 
 
+class Place(NamedTuple):
+    """Where a caller goes on in an output, and how far it takes bytes."""
+
+    offset: int
+    limit: int
+
+
+def places_of(request: m.StartExec | m.AttachExec) -> tuple[Place, Place]:
+    """In output and error output."""
+    return Place(request.stdout_offset, request.stdout_limit), Place(request.stderr_offset, request.stderr_limit)
+
+
 class Reader:
     """One caller's place in one output stream."""
 
-    def __init__(self, caller: Caller, stream: int, offset: int) -> None:
+    def __init__(self, caller: Caller, stream: int, place: Place) -> None:
         self.caller = caller
         self.stream = stream
-        self.offset = offset
-        self.limit = offset
+        self.offset = place.offset
+        self.limit = max(place)
         self.catching_up: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
+        self._ended = False
+        self._waiting: asyncio.Future[None] | None = None
 
     def offer(self, offset: int, data: Payload) -> bool:
         """Send `data` if it is exactly what comes next and fits the credit."""
@@ -38,9 +52,17 @@ class Reader:
         return True
 
     def end(self, total: int, dropped: int) -> None:
-        if not self.ended.is_set():
-            self.ended.set()
+        if not self._ended:
+            self._ended = True
             self.caller.send_eof(self.stream, total, dropped)
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
+
+    async def end_told(self) -> None:
+        """Wait until the caller was told the end of the stream."""
+        if not self._ended:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
 
 
 class Output:

@@ -17,7 +17,7 @@ from functools import partial
 from barchan.backends.base import Usage
 from barchan.errors import BarchanError, InternalError, ProtocolError
 from barchan.node.channel import GuestChannel
-from barchan.node.ends import Caller, Input, Output, Reader
+from barchan.node.ends import Caller, Input, Output, Place, Reader
 from barchan.node.recorder import Recorder
 from barchan.spec import ExecResult, Terminal
 from barchan.trajectory.index import ExecState
@@ -83,6 +83,7 @@ class Execution:
         self._callers: list[Caller] = []
         self._writes: set[asyncio.Future[int]] = set()
         self._ending: asyncio.Task[None] | None = None
+        self._telling = False
 
     @classmethod
     def from_log(cls, sandbox: str, result: ExecResult, recorder: Recorder) -> Execution:
@@ -182,19 +183,19 @@ class Execution:
             self.fail(error if isinstance(error, BarchanError) else InternalError(f"recording failed: {error}"))
             return
         output.recorded = write.result()
-        self._acknowledge(output)
         for reader in output.readers:
             self._catch_up(output, reader)
-        self._grant(output)
+        if self._channel is not None:
+            with self._channel.together():
+                self._acknowledge(output, self._channel)
+                self._grant(output)
 
-    def _acknowledge(self, output: Output) -> None:
-        if self._channel is None:
-            return
+    def _acknowledge(self, output: Output, channel: GuestChannel) -> None:
         ack = encode(FrameType.ACK, self.seq, U64.pack(output.recorded), output.stream)
         if output.recorded - output.acknowledged >= ACK_BYTES:
-            self._channel.send(ack)
+            channel.send(ack)
         else:
-            self._channel.send_later(ack)
+            channel.send_later(ack)
         output.acknowledged = output.recorded
 
     def _on_eof(self, frame: Frame) -> None:
@@ -204,9 +205,12 @@ class Execution:
             raise ProtocolError("the guest ended a stream at the wrong place")
         output.eof = (total, dropped)
         # Ends of output mostly come just before the end of the command, and then travel with its result.
-        asyncio.get_running_loop().call_later(END_SECONDS, self._tell_ends)
+        if any(output.readers for output in self.outputs.values()) and not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_later(END_SECONDS, self._tell_ends)
 
     def _tell_ends(self) -> None:
+        self._telling = False
         if self._ending is None:
             self.tell_ends()
 
@@ -250,14 +254,14 @@ class Execution:
 
     # --- caller side
 
-    def attach(self, caller: Caller, offsets: tuple[int, int]) -> tuple[Reader, Reader]:
-        """Add a caller from the given output offsets. It gets bytes once it gives credit."""
-        readers = (Reader(caller, STDOUT, offsets[0]), Reader(caller, STDERR, offsets[1]))
+    def attach(self, caller: Caller, places: tuple[Place, Place]) -> tuple[Reader, Reader]:
+        """Add a caller from the given places of the outputs. It gets bytes as far as it gives credit."""
+        readers = (Reader(caller, STDOUT, places[0]), Reader(caller, STDERR, places[1]))
         for reader in readers:
             output = self.outputs[reader.stream]
-            reader.limit = reader.offset
             output.readers.append(reader)
-            self._finish(output, reader)
+            self._catch_up(output, reader)
+            self._grant(output)
         self._callers.append(caller)
         if self.takes_input:
             caller.credit(STDIN, self.input.limit)
@@ -353,6 +357,11 @@ class Execution:
             reader.catching_up = None
         self._finish(output, reader)
 
+    def has_all(self, reader: Reader) -> bool:
+        """Whether its caller was sent everything there will be."""
+        eof = self.outputs[reader.stream].eof
+        return eof is not None and reader.catching_up is None and reader.offset == eof[0] - eof[1]
+
     def _finish(self, output: Output, reader: Reader) -> None:
-        if output.eof is not None and reader.catching_up is None and reader.offset == output.eof[0] - output.eof[1]:
+        if output.eof is not None and self.has_all(reader):
             reader.end(*output.eof)

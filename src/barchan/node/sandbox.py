@@ -18,7 +18,7 @@ from barchan.errors import (
 )
 from barchan.node import outcome
 from barchan.node.channel import GuestChannel
-from barchan.node.ends import Caller, Reader
+from barchan.node.ends import Caller, Reader, places_of
 from barchan.node.execution import Execution
 from barchan.node.info import beginning
 from barchan.node.operation import Collector, Operation
@@ -34,6 +34,7 @@ from barchan.wire.guest import OpKind, Welcome
 logger = logging.getLogger(__name__)
 
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TERM = b"xterm-256color"
 REDIALS = 5
 REDIAL_SECONDS = 0.2
 MOST_PROCESS_BYTES = 64 << 20
@@ -186,14 +187,13 @@ class LiveSandbox:
         exec_ = check_exec(request.exec)
         if exec_.shell is not None and self._recorder.exec_state(self.id, request.id) is None:
             await self._shells.check(exec_.shell)
-        offsets = (request.stdout_offset, request.stderr_offset)
         attached: list[tuple[Execution, tuple[Reader, Reader]]] = []
 
         def send(seq: int) -> None:
             execution = self._execution(request.id, seq)
             execution.takes_input = exec_.stdin or exec_.tty is not None
             self._executions[request.id] = execution
-            attached.extend((execution, execution.attach(each, offsets)) for each in callers)
+            attached.extend((execution, execution.attach(each, places_of(request))) for each in callers)
             self._send_start(execution, exec_)
 
         callers = [caller]
@@ -206,14 +206,14 @@ class LiveSandbox:
             raise
         if begun.fresh:
             return attached[0]
-        return await self.attach(request.id, caller, offsets)
+        return await self.attach(request, caller)
 
     async def attach(
-        self, id: str, caller: Caller, offsets: tuple[int, int]
+        self, request: m.StartExec | m.AttachExec, caller: Caller
     ) -> tuple[Execution, tuple[Reader, Reader]]:
-        await self._seen(id)
-        execution = self._executions.get(id) or await self._from_log(id)
-        return execution, execution.attach(caller, offsets)
+        await self._seen(request.id)
+        execution = self._executions.get(request.id) or await self._from_log(request.id)
+        return execution, execution.attach(caller, places_of(request))
 
     def running(self, id: str) -> Execution:
         """Raises `ExecNotFound` when no such command runs."""
@@ -257,8 +257,9 @@ class LiveSandbox:
         self._starting[execution.id] = time.monotonic()
         execution.started.add_done_callback(lambda _: self._starting.pop(execution.id, None))
         execution.before, self._unused = self._unused or self._backend.usage(self.id), None
-        channel.send(self._encoded(execution, exec_))
-        execution.bind(channel)
+        with channel.together():
+            channel.send(self._encoded(execution, exec_))
+            execution.bind(channel)
 
     def _encoded(self, execution: Execution, exec_: Exec) -> bytes:
         if exec_.shell is not None:
@@ -268,7 +269,8 @@ class LiveSandbox:
         user = exec_.user if exec_.user is not None else self.spec.user
         cwd = exec_.cwd if exec_.cwd is not None else self.spec.workdir.encode()
         execution.user, execution.cwd = user, cwd.decode(errors="replace")
-        env = {b"PATH": PATH, **self._env, **exec_.env, **exec_.secrets}
+        defaults = {b"PATH": PATH} if exec_.tty is None else {b"PATH": PATH, b"TERM": TERM}
+        env = {**defaults, **self._env, **exec_.env, **exec_.secrets}
         body = encode_exec(exec_, cwd=cwd, env=env, files=self.spec.limits.files)
         return guest.start(execution.seq, OpKind.EXEC, user.encode(), body)
 

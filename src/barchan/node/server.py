@@ -38,7 +38,7 @@ class ExecCall:
         self._call = call
         self._execution: Execution | None = None
         self._readers: dict[int, Reader] = {}
-        self._inputs: asyncio.Queue[Frame] = asyncio.Queue()
+        self._inputs: asyncio.Queue[Frame] | None = None
         self._input_bytes = 0
         self._feeding: asyncio.Task[None] | None = None
 
@@ -50,9 +50,10 @@ class ExecCall:
             if not quiet:
                 await self._tell_start(execution)
             result = await asyncio.shield(execution.result)
-            execution.tell_ends()
-            for reader in readers:
-                await reader.ended.wait()
+            if result.error is not None or not all(map(execution.has_all, readers)):
+                execution.tell_ends()
+                for reader in readers:
+                    await reader.end_told()
             return m.pack(_raised(result))
         finally:
             if self._feeding is not None:
@@ -71,14 +72,16 @@ class ExecCall:
             self._input_bytes += len(frame.payload) + HEAD.size
             if self._input_bytes > MOST_INPUT:
                 raise ProtocolError("input without credit")
+            if self._inputs is None:
+                self._inputs = asyncio.Queue()
             self._inputs.put_nowait(frame)
             if self._feeding is None and self._execution is not None:
-                self._feeding = self._agent.spawn(self._feed(self._execution))
+                self._feeding = self._agent.spawn(self._feed(self._execution, self._inputs))
 
-    async def _feed(self, execution: Execution) -> None:
+    async def _feed(self, execution: Execution, inputs: asyncio.Queue[Frame]) -> None:
         """Input in its order; what cannot be recorded fails the command for its callers."""
         while True:
-            frame = await self._inputs.get()
+            frame = await inputs.get()
             self._input_bytes -= len(frame.payload) + HEAD.size
             try:
                 if frame.type == FrameType.DATA:
@@ -140,9 +143,8 @@ class Server:
         raise InvalidRequest(f"{request.op} is not for a node", field="op")
 
     async def _attach(self, request: m.AttachExec, call: Incoming) -> bytes:
-        offsets = (request.stdout_offset, request.stderr_offset)
         sandbox = self._agent.live(request.sandbox)
-        return await ExecCall(self._agent, call).serve(*await sandbox.attach(request.id, call, offsets))
+        return await ExecCall(self._agent, call).serve(*await sandbox.attach(request, call))
 
     async def _status(self, request: m.NodeStatus, call: Incoming) -> Any:
         return self._agent.node_info()

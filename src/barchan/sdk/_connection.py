@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from barchan.errors import ApiUnavailable, BarchanError, NodeUnavailable
 from barchan.sdk import _compat
 from barchan.sdk._address import Address
-from barchan.sdk._socket import CLOSE_WAIT, Socket
+from barchan.sdk._socket import Socket
 from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
-from barchan.wire.futures import Future
 from barchan.wire.link import Call, Link
 from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
+from barchan.wire.transports import CLOSE_WAIT
 
 T = TypeVar("T")
 TRANSIENT = (ApiUnavailable, NodeUnavailable)
@@ -60,8 +60,8 @@ class Connection:
         self._tls = tls
         self._socket: Socket | None = None
         self._dialling: _compat.Task[Link] | None = None
-        self._posted: set[Future[bytes]] = set()
-        """Answers that nobody waits for."""
+        self._posted: set[_compat.Task[Any]] = set()
+        """Requests that nobody but `close` waits for."""
         self._worked = False
         self.closed = False
 
@@ -77,9 +77,10 @@ class Connection:
 
     async def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
-        self.closed = True
-        # What the API has not begun when the connection ends it does not begin any more.
+        # What the API has not begun when the connection ends it does not begin any more, and an interrupt that came while
+        # something was being sent has ended the connection already: what was posted may have to dial once more.
         await _compat.ended(self._posted, CLOSE_WAIT)
+        self.closed = True
         if self._socket is not None:
             await self._socket.close()
         await _compat.ended(self.tasks, CLOSE_WAIT)
@@ -121,18 +122,27 @@ class Connection:
         return await self.attempts(attempt)
 
     def post(self, request: Request) -> None:
-        """Send without waiting for the answer; when the connection is away, as soon as it is back."""
-        payload = packed(request)
-        if self._socket is not None and self._socket.link.lost is None:
-            answer = self._socket.link.call(payload).answer
-            self._posted.add(answer)
-            answer.add_done_callback(self._posted.discard)
-        elif not self.closed:
-            _compat.spawn(self.tasks, self._post_later, payload)
+        """Send without waiting for the answer; when the connection is away, as soon as it is back.
 
-    async def _post_later(self, payload: bytes) -> None:
+        For what may happen twice without harm. `close` waits for it, though not long.
+        """
+        payload = packed(request)
+        if not self.closed:
+            sent = self._socket.link.call(payload) if self._socket is not None else None
+            _compat.spawn(self._posted, self._see_through, payload, sent)
+
+    async def _see_through(self, payload: bytes, sent: Call | None) -> None:
+        async def again(link: Link) -> bytes:
+            return await answer(link.call(payload))
+
         with contextlib.suppress(BarchanError):
-            (await self.link()).call(payload)
+            try:
+                if sent is not None:
+                    await sent.answer
+                    return
+            except TRANSIENT:
+                pass
+            await self.attempts(again)
 
     async def _dial(self) -> Link:
         patience = Patience(self.reconnect)

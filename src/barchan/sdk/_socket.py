@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -11,27 +12,27 @@ from barchan.errors import ApiUnavailable, BarchanError, ProtocolError
 from barchan.sdk import _compat
 from barchan.sdk._address import Address
 from barchan.sdk._failures import refused, unreachable
-from barchan.wire.link import Link
-from barchan.wire.transports import MAX_MESSAGE, Outbox
+from barchan.wire.transports import CLOSE_WAIT, WebSocketLink
+from barchan.wire.websocket import accept_key, new_key
 
-HEARTBEAT = 30.0
-CLOSE_WAIT = 5.0
+_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30)
 
 
 class Socket:
     """Made by `open`. Once `link` is lost it is of no further use, and closes itself."""
 
-    def __init__(
-        self, address: Address, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse
-    ) -> None:
+    def __init__(self, address: Address, session: aiohttp.ClientSession, response: aiohttp.ClientResponse) -> None:
+        connection = response.connection
+        if connection is None or connection.protocol is None or connection.transport is None:
+            raise ApiUnavailable(f"the connection to {address} was lost")
         self._address = address
         self._session = session
-        self._socket = socket
-        self._outbox = Outbox(socket.send_bytes)
-        self.link = Link(self._outbox.write, dialled=True)
-        self._tasks: set[_compat.Task[Any]] = set()
-        self._sending = _compat.spawn(self._tasks, self._send)
-        _compat.spawn(self._tasks, self._receive)
+        self._response = response
+        self._web = WebSocketLink(connection.transport, None, dialled=True, lost=self._lost)
+        self.link = self._web.link
+        connection.protocol.read_timeout = None
+        connection.protocol.set_parser(self._web, None)
+        self._ending = asyncio.get_running_loop().create_task(self._end())
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext | None) -> Self:
@@ -45,60 +46,51 @@ class Socket:
 
     async def close(self) -> None:
         """Send what is waiting, hang up."""
-        self._outbox.close()
-        await _compat.ended({self._sending}, CLOSE_WAIT)
+        self._web.close()
         self.link.close(ApiUnavailable("the client is closed"))
-        await self._hang_up()
-        await _compat.ended(self._tasks, CLOSE_WAIT)
+        await _compat.ended({self._ending}, 2 * CLOSE_WAIT)
 
-    async def _hang_up(self) -> None:
-        await self._socket.close()
+    def abort(self) -> None:
+        """As when the network loses it."""
+        self._web.abort()
+
+    async def _end(self) -> None:
+        await self._web.closed.wait()
+        self._response.close()
         await self._session.close()
 
-    async def _receive(self) -> None:
-        error: BarchanError = ApiUnavailable(f"the connection to {self._address} was lost")
-        try:
-            async for message in self._socket:
-                if message.type == aiohttp.WSMsgType.BINARY:
-                    self.link.feed(message.data)
-        except ProtocolError as broken:
-            error = broken
-        finally:
-            self.link.close(error)
-            self._outbox.close()
-            await self._hang_up()
-
-    async def _send(self) -> None:
-        try:
-            await self._outbox.run()
-        except (ConnectionError, aiohttp.ClientError, ApiUnavailable) as error:
-            why = f": {error.message}" if isinstance(error, ApiUnavailable) else ""
-            self.link.close(ApiUnavailable(f"the connection to {self._address} was lost{why}"))
-            await self._hang_up()
+    def _lost(self) -> BarchanError:
+        return ApiUnavailable(f"the connection to {self._address} was lost")
 
 
 def _session(address: Address) -> aiohttp.ClientSession:
     connector = aiohttp.UnixConnector(address.unix) if address.unix else aiohttp.TCPConnector()
-    return aiohttp.ClientSession(connector=connector, trust_env=not address.unix)
+    return aiohttp.ClientSession(connector=connector, trust_env=not address.unix, timeout=_PATIENCE)
 
 
 async def _connected(
     address: Address, session: aiohttp.ClientSession, tls: ssl.SSLContext | None
-) -> aiohttp.ClientWebSocketResponse:
+) -> aiohttp.ClientResponse:
+    """The client's half of the handshake."""
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
+    key = new_key()
+    headers |= {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": key,
+    }
     try:
-        return await session.ws_connect(
-            f"{address.base}/v1/connect",
-            headers=headers,
-            max_msg_size=MAX_MESSAGE,
-            compress=0,
-            heartbeat=HEARTBEAT,
-            ssl=tls if tls is not None else True,
+        response = await session.get(
+            f"{address.base}/v1/connect", headers=headers, allow_redirects=False, ssl=tls if tls is not None else True
         )
-    except aiohttp.WSServerHandshakeError as error:
-        raise refused(address, error.status) from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise unreachable(address, _cause(error)) from error
+    if response.status != 101:
+        raise refused(address, response.status)
+    if response.headers.get("Sec-WebSocket-Accept") != accept_key(key):
+        raise ProtocolError(f"{address} did not open a WebSocket")
+    return response
 
 
 def _cause(error: Exception) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,12 @@ _SHELL = (b"/bin/sh", b"-c")
 
 def value_of(kind: type[T], **fields: Any) -> T:
     """A request value, its fields' types checked as the API will check them."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # told apart below; every command comes this way
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(kind(**fields)), type=kind)
+    return _converted(kind, fields)
+
+
+def _converted(kind: type[T], fields: dict[str, Any]) -> T:
     try:
         value = msgspec.convert({name: _plain(value) for name, value in fields.items()}, kind)
         msgspec.msgpack.encode(value)

@@ -205,7 +205,7 @@ class Link:
         """`size` bytes are in a view that `room` gave. Raises `ProtocolError` when the peer breaks the protocol."""
         self._take(self._reader.received(view, size))
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def feed(self, data: Payload) -> None:
         """Take received bytes. Raises `ProtocolError` when the peer breaks the protocol."""
         self._take(self._reader.feed(data))
 

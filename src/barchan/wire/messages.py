@@ -201,7 +201,8 @@ class RenewSandbox(OfSandbox, frozen=True, kw_only=True):
 class StartExec(OfSandbox, frozen=True, kw_only=True):
     """Run a command, or take up one with the same id and request that already runs or ran.
 
-    EVENT `ExecStarted` once it runs; streams 0 (if `exec.stdin`), 1, 2; REPLY after both outputs ended.
+    EVENT `ExecStarted` once it runs; streams 0 (if `exec.stdin`), 1, 2; REPLY after both outputs. An output's end is told by EOF
+    or, when it comes together with the command's, by the REPLY.
     """
 
     op = "exec.start"
@@ -210,6 +211,9 @@ class StartExec(OfSandbox, frozen=True, kw_only=True):
     exec: Exec
     stdout_offset: int = 0
     stderr_offset: int = 0
+    stdout_limit: int = 0
+    """As a CREDIT frame says it, sent along."""
+    stderr_limit: int = 0
     quiet: bool = False
     """No event: the caller waits for the end alone, and a message less is a wake-up less of every process on the way."""
 
@@ -222,6 +226,8 @@ class AttachExec(OfSandbox, frozen=True, kw_only=True):
     id: str
     stdout_offset: int = 0
     stderr_offset: int = 0
+    stdout_limit: int = 0
+    stderr_limit: int = 0
 
 
 class ExecStarted(msgspec.Struct, frozen=True, kw_only=True):

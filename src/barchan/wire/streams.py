@@ -85,8 +85,12 @@ class ByteReceiver:
 
     def open(self) -> None:
         """Give credit from here. Also after a reconnect."""
+        self.grant(self.credit())
+
+    def credit(self) -> int:
+        """How far it takes bytes from here, for whoever says so to the sender in another way."""
         self._granted = self._limit = self._taken + self._window
-        self.grant(self._granted)
+        return self._granted
 
     def take(self, taking: Taking) -> None:
         """Change what happens to unread bytes. Once bytes were dropped, `PREFIX` stays."""
@@ -315,11 +319,11 @@ class CallStreams:
         """Receives the payload of EVENT frames."""
         self._call: Call | None = None
 
-    def attach(self, call: Call) -> None:
-        """Give credit on a new call."""
+    def attach(self, call: Call, *, credited: bool = False) -> None:
+        """Give credit on a new call, unless its request did."""
         self._call = call
         for receiver in self._opened:
-            if not receiver.ended:
+            if not receiver.ended and not credited:
                 receiver.open()
 
     def follow(self, call: Call) -> None:
@@ -339,9 +343,15 @@ class CallStreams:
         self._call = None
         self.stdin.suspend()
 
-    def finish(self) -> None:
-        """The call was answered: what has not ended by itself has nothing more."""
+    def finish(self, ends: tuple[tuple[int, int], ...] = ()) -> None:
+        """The call was answered: what has not ended by itself has nothing more.
+
+        `ends` are total and dropped bytes of each output, where the answer says them: `ProtocolError` when they are not what came.
+        """
         self._call = None
+        for receiver, end in zip(self._opened, ends, strict=False):
+            if not receiver.ended:
+                receiver.feed_eof(*end)
         for receiver in self._opened:
             receiver.finish()
         self.stdin.stop()

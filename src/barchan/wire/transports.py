@@ -1,23 +1,72 @@
-"""What carries a link: a stream socket (`LinkProtocol`), or messages (`Outbox` for the sending half)."""
+"""What carries a link: a stream socket (`LinkProtocol`), or a WebSocket that aiohttp has opened (`WebSocketLink`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
-from barchan.errors import ApiUnavailable, BarchanError, ProtocolError
+from barchan.errors import BarchanError, ProtocolError
 from barchan.wire.frames import Payload
 from barchan.wire.link import JOINED, Handler, Link
+from barchan.wire.websocket import CloseCode, Decoder, Opcode, apply_mask, close_payload, head, new_mask
 
 logger = logging.getLogger(__name__)
-MAX_MESSAGE = 4 << 20
-"""Bytes of one WebSocket message, either way."""
 MAX_UNSENT = 64 << 20
 """Unsent bytes at which a peer counts as stalled and its connection is dropped."""
-_BATCH = 1 << 20
+MESSAGE = 1 << 20
+"""Bytes from which on a WebSocket message takes no further frame."""
+SILENCE = 30.0
+"""Seconds without a byte after which the other side is asked whether it lives, and after two of which it does not."""
+CLOSE_WAIT = 5.0
+"""Seconds that the other side has to hang up in turn."""
+
+
+class _Outgoing:
+    """Writes frames to a transport. Never blocks and never raises; a peer that does not read is dropped.
+
+    A write is a system call at once: mostly it is the only one of a turn of the loop, and somebody waits for it. What follows
+    it leaves together at the turn's end.
+    """
+
+    def __init__(self, wrap: Callable[[list[Payload]], list[Payload]] | None = None) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._wrap = wrap
+        self._gathering = False
+        self._parts: list[Payload] = []
+
+    def write(self, *parts: Payload) -> None:
+        """The parts of one frame."""
+        if self._gathering:
+            self._parts.extend(parts)
+            return
+        self._gathering = True
+        asyncio.get_running_loop().call_soon(self.flush)
+        self._put(list(parts))
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        self._gathering = False
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._put(parts)
+
+    def _put(self, parts: list[Payload]) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._wrap is not None:
+            parts = self._wrap(parts)
+        if len(parts) == 1:
+            transport.write(parts[0])
+        elif sum(map(len, parts)) < JOINED:
+            transport.write(b"".join(parts))
+        else:
+            transport.writelines(parts)
+        if transport.get_write_buffer_size() > MAX_UNSENT:
+            logger.warning("link dropped: the peer does not read")
+            transport.abort()
 
 
 class LinkProtocol(asyncio.BufferedProtocol):
@@ -34,20 +83,19 @@ class LinkProtocol(asyncio.BufferedProtocol):
         lost: Callable[[], BarchanError],
         on_close: Callable[[LinkProtocol], None] | None = None,
     ) -> None:
-        self.link = Link(self._send, handler, dialled=dialled)
+        self._outgoing = _Outgoing()
+        self.link = Link(self._outgoing.write, handler, dialled=dialled)
         self._lost = lost
         self._on_close = on_close
-        self._transport: asyncio.Transport | None = None
-        self._unsent: list[Payload] = []
         self._room = memoryview(b"")
 
     @property
     def transport(self) -> asyncio.Transport:
-        assert self._transport is not None, "not connected yet"
-        return self._transport
+        assert self._outgoing.transport is not None, "not connected yet"
+        return self._outgoing.transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._outgoing.transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._room = self.link.room()
@@ -70,78 +118,129 @@ class LinkProtocol(asyncio.BufferedProtocol):
         self.link.close(error or self._lost())
         self.transport.abort()
 
-    def _send(self, *parts: Payload) -> None:
-        # A write is a system call at once, and one step of a handler often sends several frames.
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.extend(parts)
 
-    def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if self.transport.is_closing():
+class WebSocketLink:
+    """A link on an open WebSocket, either end. aiohttp hands it what arrives, as it does to a parser of its own.
+
+    `lost` is the error that calls in flight fail with when the connection goes; `closed` is set after that.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        handler: Handler | None,
+        *,
+        dialled: bool,
+        lost: Callable[[], BarchanError],
+    ) -> None:
+        self._transport = transport
+        self._masking = dialled
+        self._outgoing = _Outgoing(self._messages)
+        self._outgoing.transport = transport
+        self.link = Link(self._outgoing.write, handler, dialled=dialled)
+        self._lost = lost
+        self._decoder = Decoder(masked=not dialled)
+        self._closing = False
+        self._broken = False
+        self._asked = False
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
+        self._timer = self._loop.call_later(SILENCE, self._tick)
+        self.closed = asyncio.Event()
+
+    # --- what aiohttp calls
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Whether the connection is of no further use, and nothing left over."""
+        if self._broken:
+            return False, b""
+        self._heard, self._asked = self._loop.time(), False
+        try:
+            for opcode, piece in self._decoder.feed(data):
+                if opcode == Opcode.BINARY:
+                    self.link.feed(piece)
+                else:
+                    self._control(opcode, piece)
+        except ProtocolError as error:
+            logger.warning("link dropped: %s", error)
+            self._broken = True
+            self.link.close(error)
+            self.close(CloseCode.PROTOCOL_ERROR, str(error))
+        return False, b""
+
+    def feed_eof(self) -> None:
+        self._timer.cancel()
+        self.link.close(self._lost())
+        self.closed.set()
+
+    # --- closing
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        self._transport.abort()
+
+    def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
+        """Send what is waiting and say goodbye; `closed` is set once the other side hung up, or did not in time."""
+        if self._say_goodbye(close_payload(code, reason)):
+            self._timer.cancel()
+            self._timer = self._loop.call_later(CLOSE_WAIT, self._transport.abort)
+
+    def _say_goodbye(self, payload: bytes) -> bool:
+        """Nothing may follow it. Returns whether it had not been said before."""
+        if self._closing:
+            return False
+        self._closing = True
+        self._outgoing.flush()
+        self._outgoing.transport = None
+        self._send_control(Opcode.CLOSE, payload)
+        return True
+
+    def _control(self, opcode: int, data: Payload) -> None:
+        if opcode == Opcode.PING:
+            self._send_control(Opcode.PONG, data)
+        elif opcode == Opcode.CLOSE:
+            self._say_goodbye(bytes(data[:2]))
+            self._transport.close()
+
+    def _tick(self) -> None:
+        """Every `SILENCE` seconds at the latest, see whether anything came since."""
+        silent = self._loop.time() - self._heard
+        if self._asked and silent >= SILENCE:
+            logger.warning("link dropped: the peer does not answer")
+            self._transport.abort()
             return
-        if sum(map(len, unsent)) < JOINED:
-            self.transport.write(b"".join(unsent))
-        else:
-            self.transport.writelines(unsent)
-        if self.transport.get_write_buffer_size() > MAX_UNSENT:
-            logger.warning("link dropped: the peer does not read")
-            self.transport.abort()
+        if silent >= SILENCE:
+            self._asked = True
+            self._send_control(Opcode.PING, b"")
+        self._timer = self._loop.call_later(SILENCE if self._asked else SILENCE - silent, self._tick)
+
+    # --- sending
+
+    def _send_control(self, opcode: int, data: Payload) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(self._message(opcode, [data])))
+
+    def _messages(self, parts: list[Payload]) -> list[Payload]:
+        wrapped: list[Payload] = []
+        for some in _batches(parts):
+            wrapped += self._message(Opcode.BINARY, some)
+        return wrapped
+
+    def _message(self, opcode: int, parts: list[Payload]) -> list[Payload]:
+        if not self._masking:
+            return [head(opcode, sum(map(len, parts))), *parts]
+        mask, data = new_mask(), b"".join(parts)
+        return [head(opcode, len(data), mask), apply_mask(data, mask)]
 
 
-class Outbox:
-    """Bytes waiting for a transport of messages. What is written within one turn of the loop leaves as one message."""
-
-    def __init__(self, send: Callable[[bytes], Awaitable[None]], *, most: int = MAX_UNSENT) -> None:
-        self._send = send
-        self._most = most
-        self._frames: deque[tuple[Payload, ...]] = deque()
-        self._size = 0
-        self._overflowed = False
-        self._closed = False
-        self._wake: asyncio.Future[None] | None = None
-
-    @property
-    def unsent(self) -> int:
-        return self._size
-
-    def write(self, *parts: Payload) -> None:
-        """The parts of one frame. Never blocks and never raises: a peer that does not read makes `run` fail."""
-        self._size += sum(map(len, parts))
-        if self._size > self._most:
-            self._overflowed = True
-            self._frames.clear()
-        else:
-            self._frames.append(parts)
-        self._notify()
-
-    def close(self) -> None:
-        """Let `run` send what is left and return."""
-        self._closed = True
-        self._notify()
-
-    async def run(self) -> None:
-        """Send until closed. Raises `ApiUnavailable` when more than `most` bytes wait, and what `send` raises."""
-        while True:
-            while self._frames:
-                message = self._message()
-                await self._send(message)
-                self._size -= len(message)
-            if self._overflowed:
-                raise ApiUnavailable(f"the peer left more than {self._most} bytes unread")
-            if self._closed:
-                return
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-
-    def _message(self) -> bytes:
-        parts, size = list(self._frames.popleft()), 0
-        while self._frames and size < _BATCH:
-            frame = self._frames.popleft()
-            parts += frame
-            size += len(frame[-1])
-        return b"".join(parts)
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+def _batches(parts: list[Payload]) -> Iterator[list[Payload]]:
+    some: list[Payload] = []
+    size = 0
+    for part in parts:
+        some.append(part)
+        size += len(part)
+        if size >= MESSAGE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

@@ -60,7 +60,7 @@ class ExecCall:
                         raise
                     self._patience.wait(error)
                 else:
-                    self.streams.finish()
+                    self.streams.finish(result.outputs)
                     return result
         except BarchanError as error:
             self.failure = error
@@ -71,21 +71,30 @@ class ExecCall:
 
     def _once(self) -> ExecResult:
         link = self._connection.link()
+        self._asked = True  # from here on an interrupt leaves a command to cancel
         call = link.call(packed(self._request()), self._on_frame)
-        self._asked = True
-        self.streams.attach(call)
+        self.streams.attach(call, credited=True)
         return unpack(answer(call), ExecResult)
 
     def _request(self) -> Request:
-        out, err = self.streams.stdout.offset, self.streams.stderr.offset
+        out, err = self.streams.stdout, self.streams.stderr
         if self._exec is None:
-            return AttachExec(sandbox=self._sandbox, id=self.id, stdout_offset=out, stderr_offset=err)
+            return AttachExec(
+                sandbox=self._sandbox,
+                id=self.id,
+                stdout_offset=out.offset,
+                stderr_offset=err.offset,
+                stdout_limit=out.credit(),
+                stderr_limit=err.credit(),
+            )
         return StartExec(
             sandbox=self._sandbox,
             id=self.id,
             exec=self._exec,
-            stdout_offset=out,
-            stderr_offset=err,
+            stdout_offset=out.offset,
+            stderr_offset=err.offset,
+            stdout_limit=out.credit(),
+            stderr_limit=err.credit(),
             quiet=self._quiet,
         )
 

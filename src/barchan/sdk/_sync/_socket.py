@@ -25,10 +25,10 @@ from barchan.sdk._sync._futures import Task, start, unsent, without_baton
 from barchan.sdk._sync._link import Link
 from barchan.sdk._sync._upgrade import Tls, upgraded
 from barchan.wire.frames import Payload
+from barchan.wire.transports import CLOSE_WAIT
 
 MAX_UNSENT = 64 << 20
 """Unsent bytes at which the API counts as stalled."""
-CLOSE_WAIT = 5.0
 _HEARTBEAT = struct.pack("ll", 30, 0)
 """Silence after which the API is asked whether it lives, and once more after which it does not: a `timeval`."""
 _BATCH = 1 << 20

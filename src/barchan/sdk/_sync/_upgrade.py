@@ -14,11 +14,11 @@ from barchan.errors import ProtocolError
 from barchan.sdk._address import Address
 from barchan.sdk._failures import refused, unreachable
 from barchan.wire.frames import Payload
-from barchan.wire.transports import MAX_MESSAGE
 
 _PATIENCE = 30.0
 """Seconds for each step of connecting."""
 _ROOM = 64 << 10
+_MAX_MESSAGE = 4 << 20
 
 
 class Tls:
@@ -114,7 +114,7 @@ def _secured(address: Address, sock: socket.socket, tls: ssl.SSLContext | None) 
 
 def _shaken(address: Address, sock: socket.socket, tls: Tls | None) -> ClientProtocol:
     """The WebSocket handshake."""
-    protocol = ClientProtocol(parse_uri(f"ws{address.base.removeprefix('http')}/v1/connect"), max_size=MAX_MESSAGE)
+    protocol = ClientProtocol(parse_uri(f"ws{address.base.removeprefix('http')}/v1/connect"), max_size=_MAX_MESSAGE)
     request = protocol.connect()
     if address.token:
         request.headers["Authorization"] = f"Bearer {address.token}"
