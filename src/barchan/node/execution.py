@@ -40,7 +40,7 @@ from barchan.wire.frames import (
 )
 
 OUTPUTS = (STDOUT, STDERR)
-ACK_BYTES = 128 << 10
+ACK_BYTES = 512 << 10
 """Recorded output of which the guest hears at once, because it may wait for room; of less in good time."""
 
 

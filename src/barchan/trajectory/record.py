@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from enum import IntEnum
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from crc32c import crc32c
 
 from barchan.errors import InvalidRequest, LogCorrupt
 from barchan.spec import MIB, Exec, ExecResult, SandboxSpec
@@ -234,7 +234,7 @@ class SegmentHead(NamedTuple):
 
     def encode(self) -> bytes:
         fixed = _HEAD.pack(MAGIC, self.version, 0, self.number, self.salt, 0)
-        return fixed + _HEAD_CRC.pack(zlib.crc32(fixed))
+        return fixed + _HEAD_CRC.pack(crc32c(fixed))
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -247,7 +247,7 @@ def decode_head(data: bytes) -> SegmentHead:
         raise LogCorrupt("segment is shorter than its head")
     magic, version, _, number, salt, _ = _HEAD.unpack_from(data)
     (crc,) = _HEAD_CRC.unpack_from(data, _HEAD.size)
-    if magic != MAGIC or crc != zlib.crc32(data[: _HEAD.size]):
+    if magic != MAGIC or crc != crc32c(data[: _HEAD.size]):
         raise LogCorrupt("this is not a trajectory segment, or its head is damaged")
     if version != VERSION:
         raise LogCorrupt(f"segment has version {version}, this program reads {VERSION}")
@@ -269,9 +269,9 @@ def encode(record: Record, place: Place, synced: int) -> tuple[bytes, bytes | me
     length = len(payload) + len(bulk)
     if length > MAX_PAYLOAD:
         raise InvalidRequest(f"record of {length} bytes; at most {MAX_PAYLOAD} can be stored")
-    seed = zlib.crc32(_PLACE.pack(*place))
-    crc = zlib.crc32(bulk, zlib.crc32(payload, seed))
-    return ENTRY.pack(length, crc, synced, zlib.crc32(_MARK.pack(length, crc, synced), seed)) + payload, bulk
+    seed = crc32c(_PLACE.pack(*place))
+    crc = crc32c(bulk, crc32c(payload, seed))
+    return ENTRY.pack(length, crc, synced, crc32c(_MARK.pack(length, crc, synced), seed)) + payload, bulk
 
 
 def _apart(body: Body) -> tuple[Body, bytes | memoryview]:
@@ -295,11 +295,11 @@ def entry_length(head: bytes, place: Place) -> int | None:
 
 
 def entry_sound(head: bytes, payload: bytes, place: Place) -> bool:
-    return bool(ENTRY.unpack(head)[1] == zlib.crc32(payload, zlib.crc32(_PLACE.pack(*place))))
+    return bool(ENTRY.unpack(head)[1] == crc32c(payload, crc32c(_PLACE.pack(*place))))
 
 
 def _head_check(head: bytes, place: Place) -> int:
-    return zlib.crc32(head[: _MARK.size], zlib.crc32(_PLACE.pack(*place)))
+    return crc32c(head[: _MARK.size], crc32c(_PLACE.pack(*place)))
 
 
 def decode(payload: bytes) -> Record:

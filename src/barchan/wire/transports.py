@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -15,6 +16,8 @@ from barchan.wire.websocket import CloseCode, Decoder, Opcode, apply_mask, close
 logger = logging.getLogger(__name__)
 MAX_UNSENT = 64 << 20
 """Unsent bytes at which a peer counts as stalled and its connection is dropped."""
+SEND_BUFFER = 512 << 10
+"""Bytes asked for; the kernel doubles them, and gives what its `net.core.wmem_max` allows."""
 MESSAGE = 1 << 20
 """Bytes from which on a WebSocket message takes no further frame."""
 SILENCE = 30.0
@@ -69,6 +72,16 @@ class _Outgoing:
             transport.abort()
 
 
+def widen(transport: asyncio.Transport) -> None:
+    """Let the kernel take more at once on a unix socket: by default a large frame does not fit, and each end waits for the other.
+
+    TCP finds its own size.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+
+
 class LinkProtocol(asyncio.BufferedProtocol):
     """A link on a stream socket, either end.
 
@@ -96,6 +109,7 @@ class LinkProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._outgoing.transport = cast(asyncio.Transport, transport)
+        widen(self._outgoing.transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._room = self.link.room()
@@ -137,6 +151,7 @@ class WebSocketLink:
         self._masking = dialled
         self._outgoing = _Outgoing(self._messages)
         self._outgoing.transport = transport
+        widen(transport)
         self.link = Link(self._outgoing.write, handler, dialled=dialled)
         self._lost = lost
         self._decoder = Decoder(masked=not dialled)
