@@ -17,14 +17,21 @@ class Used:
     us: Mapping[str, float]
 
     def since(self, before: Used, cycles: int) -> dict[str, float]:
-        """Per cycle. `rest` is the kernel's threads, the sandboxes, and whatever else runs on this machine."""
+        """Per cycle. `rest` is the kernel's threads, and whatever else runs on this machine."""
         each = {name: (value - before.us.get(name, 0.0)) / cycles for name, value in self.us.items()}
         everything = each.pop("everything")
         return {**each, "rest": everything - sum(each.values())}
 
 
-def used(processes: Mapping[str, int]) -> Used:
-    return Used({**{name: process(pid) for name, pid in processes.items()}, "everything": everything()})
+def used(processes: Mapping[str, int], groups: Mapping[str, Path] | None = None) -> Used:
+    """Of processes by id and of cgroup v2 directories, which count also what has ended in them."""
+    of_groups = {name: group(path) for name, path in (groups or {}).items()}
+    return Used({**{name: process(pid) for name, pid in processes.items()}, **of_groups, "everything": everything()})
+
+
+def group(path: Path) -> float:
+    fields = (path / "cpu.stat").read_text().split()
+    return float(fields[fields.index("usage_usec") + 1])
 
 
 def process(pid: int) -> float:

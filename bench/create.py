@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from barchan import Client, NodeInfo
@@ -104,9 +105,16 @@ async def until_filled(agent: Node) -> None:
             await asyncio.sleep(REST_SECONDS)
 
 
-async def sustained(client: Client, processes: dict[str, int], concurrency: int) -> Sustained:
+def sandboxes(data: Path) -> dict[str, Path]:
+    """The cgroup v2 directory that all sandboxes of a server are in."""
+    name = "barchan-" + (data / "instance").read_text().strip()
+    hybrid = Path("/sys/fs/cgroup/unified") / name
+    return {"sandboxes": hybrid if hybrid.exists() else Path("/sys/fs/cgroup") / name}
+
+
+async def sustained(client: Client, processes: dict[str, int], groups: dict[str, Path], concurrency: int) -> Sustained:
     """Create + exec + stop a second, over some seconds."""
-    done, before = 0, cpu.used(processes)
+    done, before = 0, cpu.used(processes, groups)
     started = time.perf_counter()
     deadline = started + SUSTAINED_SECONDS
 
@@ -118,7 +126,7 @@ async def sustained(client: Client, processes: dict[str, int], concurrency: int)
 
     await asyncio.gather(*(worker() for _ in range(concurrency)))
     seconds = time.perf_counter() - started
-    return Sustained(done / seconds, cpu.used(processes).since(before, done))
+    return Sustained(done / seconds, cpu.used(processes, groups).since(before, done))
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,8 @@ async def measure(bench: Rig, n: int) -> Measured:
         async with Client(data=bench.data) as client:
             await in_turns(client, rivals, n, samples)
             processes = {**bench.pids(), "client": os.getpid(), **cpu.children(bench.pids()["node"], "spawner")}
-            rates = {concurrency: await sustained(client, processes, concurrency) for concurrency in CONCURRENCY}
+            groups = sandboxes(bench.data)
+            rates = {each: await sustained(client, processes, groups, each) for each in CONCURRENCY}
             (served,) = await client.nodes()
         alone = await at_node(n, rivals, samples)
     return Measured({name: spread(sample) for name, sample in samples.items()}, rates, served, alone)
@@ -164,7 +173,7 @@ def figures(measured: Measured) -> Iterable[Figure]:
     yield from pool_figures(measured.alone, "node_")
 
 
-REST = ": kernel threads, sandboxes, everything else on this machine"
+REST = ": kernel threads, everything else on this machine"
 
 
 def pool_figures(info: NodeInfo, prefix: str) -> Iterable[Figure]:

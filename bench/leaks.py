@@ -37,8 +37,7 @@ def places(data: Path, instance: str) -> Iterator[tuple[str, str]]:
     """What each sandbox and each one made ahead has of its own, with its name."""
     yield from (("cgroup", Path(path).name) for path in groups(instance, below=True))
     yield from (("subvolume", path.name) for path in (data / "scratch").iterdir())
-    yield from (("socket", path.name) for path in (data / "run/guest").iterdir())
-    yield from (("id range", path.name) for path in (RANGES / "of" / instance).iterdir())
+    yield from (("id range", os.readlink(path).partition("/")[2]) for path in ranges(instance))
 
 
 def ahead(data: Path, instance: str) -> int:
@@ -54,7 +53,7 @@ def of_server(data: Path, instance: str) -> list[str]:
         *mounts(data),
         *loops(data),
         *(f"socket {path}" for path in (data / "run").rglob("*") if path.is_socket()),
-        *ranges(instance),
+        *(f"id range {path.name}" for path in ranges(instance)),
     ]
 
 
@@ -116,12 +115,10 @@ def loops(data: Path) -> Iterator[str]:
             continue
 
 
-def ranges(instance: str) -> Iterator[str]:
+def ranges(instance: str) -> Iterator[Path]:
     for entry in RANGES.iterdir():
         if entry.is_symlink() and os.readlink(entry).startswith(f"{instance}/"):
-            yield f"id range {entry.name}"
-    if (RANGES / "of" / instance).exists():
-        yield f"id ranges of {instance}"
+            yield entry
 
 
 def quota_groups(scratch: Path) -> set[int]:

@@ -14,6 +14,8 @@
 #define SPAWN_MAX_DATA 16
 #define SPAWN_TARGET 1025 /* bytes of one target of data, its end included */
 #define SPAWN_MOST_PARKED 64
+#define SPAWN_MAX_TEXTS 64
+#define SPAWN_NAME 96     /* bytes of the name of a place, its end included */
 #define SPAWN_LISTENER 3  /* descriptors of the guest: its listening socket, */
 #define SPAWN_CGROUP 4    /* its cgroup v2 directory */
 
@@ -25,6 +27,8 @@ enum spawn_flag {
     SPAWN_REDUCED = 16,   /* kernel < 6.13: overlayfs takes no descriptors; attach the layers, name them by short paths */
     SPAWN_ALL_CAPS = 32,  /* tests only: keep every capability of the namespace */
     SPAWN_PARK = 64,      /* make the child and let it wait for an order: see below */
+    SPAWN_PLACE = 128,    /* make its place as well: see below */
+    SPAWN_REMOVE = 256,   /* remove places; nothing else is asked */
 };
 
 /* A container can be made in two requests. SPAWN_PARK makes a child in all its namespaces and groups, with /proc, /sys and
@@ -32,11 +36,17 @@ enum spawn_flag {
  * A request whose `parked` is the id of that one orders the child: its descriptors are listener, writable tree, layers, and
  * `groups` is 0; ids are those of the parked one. A parked child ends with the spawner. */
 
+/* A place is what belongs to one container on the host and is found by its name: a range of ids, groups, a writable tree with
+ * the guest's socket in it. With SPAWN_PLACE the spawner makes it in the directories it was started with, and the request brings only `layers`
+ * and `data`; ids are 0. Its texts are the name, then limits: "N/FILE=VALUE", where N is the number of a v1 hierarchy or
+ * "v2", and "?" before it says that the file may be missing. With `parked` they are set anew. What a failure leaves is for the asker to remove.
+ * SPAWN_REMOVE takes names and kills nothing: where processes are left, so are their groups. */
+
 /* Descriptors, in this order: listening socket for the guest, detached mount of the writable tree (holds directories
  * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open `tasks` files of v1 groups
  * (the child writes 0 into each; cgroup.procs does as well, but waits for an RCU grace period, up to 30 ms), `layers` detached
  * read-only mounts, top layer first, `data` detached mounts for inside. The targets of these follow the struct in the same
- * datagram: absolute paths, each ended by a zero byte. */
+ * datagram: absolute paths, each ended by a zero byte; then `texts` of the same form. */
 struct spawn_request {
     uint32_t magic, id;
     uint32_t uid_base, uid_count;
@@ -45,8 +55,9 @@ struct spawn_request {
     uint32_t guest_uid;           /* host id of the first process, outside the map; 0: the spawner's --guest-uid */
     uint32_t parked;              /* id of the request that parked the child to use; 0: make one */
     uint32_t data;
-    uint32_t reserved;            /* 0 */
+    uint32_t texts;
     uint64_t shm_bytes;           /* > 0: 0 would be no limit */
+    uint64_t disk_bytes;          /* limit of a place's tree */
     char hostname[64];
 };
 
@@ -57,6 +68,7 @@ struct spawn_reply {
     int32_t error;                /* errno of the step that failed, 0 on success */
     char step[SPAWN_STEP];
     char log[SPAWN_LOG];          /* what the kernel's mount context said */
+    uint64_t left;                /* SPAWN_REMOVE: bit i: the place of text i is not wholly gone */
     uint32_t us[SPAWN_TIMES];     /* since the request: clone, maps, overlay, go; in the child: cgroups, namespaces,
                                    * mounts; exec */
 };

@@ -13,7 +13,7 @@ struct request {
     const int *groups, *layers, *data;
     char text[SPAWN_MAX_DATA * SPAWN_TARGET]; /* what followed the head */
     uint32_t text_size;
-    const char *targets[SPAWN_MAX_DATA];
+    const char *targets[SPAWN_MAX_DATA], *texts[SPAWN_MAX_TEXTS];
     int listener, writable, cgroup, netns; /* -1: not among them */
 };
 

@@ -5,14 +5,14 @@ MUSL_CC ?= musl-gcc
 SPAWNER_CFLAGS ?= -std=c11 -O2 -g0 -static -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Werror \
 	-fstack-protector-strong -Wl,-z,noexecstack,-z,relro,-z,now -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
 SECCOMP_LISTS := seccomp/allow.txt seccomp/guest.txt seccomp/refuse.txt seccomp/ptrace.txt
-SPAWNER_SOURCES := spawner.c spawn_parse.c sandbox_child.c data_mounts.c mounts.c
-SPAWNER_HEADERS := spawn.h spawn_parse.h sandbox_child.h data_mounts.h mounts.h no_clone3.h
+SPAWNER_SOURCES := spawner.c spawner_arguments.c spawn_parse.c sandbox_child.c data_mounts.c mounts.c places.c
+SPAWNER_HEADERS := spawn.h spawner_arguments.h spawn_parse.h sandbox_child.h data_mounts.h mounts.h places.h groups.h no_clone3.h
 
 .PHONY: all spawner
 all: spawner
 spawner: $(BUILD)/spawner
 
-$(BUILD)/seccomp_generate: seccomp/generate.c
+$(BUILD)/seccomp_generate: seccomp/generate.c seccomp/sockets.h
 	@mkdir -p $(BUILD)
 	$(HOST_CC) -std=c11 -O1 -Wall -Wextra -Werror $< -lseccomp -o $@
 
@@ -30,7 +30,7 @@ $(BUILD)/spawner_sanitized: $(SPAWNER_SOURCES) $(SPAWNER_HEADERS) $(BUILD)/secco
 
 # Programs that the host tests run inside a sandbox: static, so that they need nothing of an image.
 SPAWNER_TEST_PROGRAMS := $(BUILD)/attack_pid1 $(BUILD)/probe_guest $(BUILD)/seccomp_answers $(BUILD)/show_ids $(BUILD)/hold_inotify \
-	$(BUILD)/hold_memory $(BUILD)/attack_kernel $(BUILD)/attack_search $(BUILD)/attack_trap
+	$(BUILD)/hold_memory $(BUILD)/hold_locks $(BUILD)/attack_kernel $(BUILD)/attack_search $(BUILD)/attack_trap
 .PHONY: spawner-tests
 spawner-tests: $(SPAWNER_TEST_PROGRAMS) $(BUILD)/spawner_sanitized
 

@@ -81,10 +81,17 @@ def processes_in(server: Server, name: str) -> set[int]:
 
 
 def traces(server: Server, name: str) -> list[Path]:
-    places = [server.data / "scratch" / name, server.data / "run" / "guest" / name]
+    places = [server.data / "scratch" / name]
     places += [parent / name for parent in parents(server)]
-    places += [Path("/run/barchan/ids/of") / (server.data / "instance").read_text().strip() / name]
-    return [path for path in places if os.path.lexists(path)]
+    holder = f"{(server.data / 'instance').read_text().strip()}/{name}"
+    ranges = [path for path in Path("/run/barchan/ids").iterdir() if path.is_symlink() and holds(path, holder)]
+    return [*(path for path in places if os.path.lexists(path)), *ranges]
+
+
+def holds(range_: Path, holder: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # it may go while it is read
+        return os.readlink(range_) == holder
+    return False
 
 
 def kill(server: Server, service: str) -> None:

@@ -64,6 +64,7 @@ PROGRAMS = (
     "show_ids",
     "hold_inotify",
     "hold_memory",
+    "hold_locks",
 )
 """Built from native/tests, put into the image."""
 

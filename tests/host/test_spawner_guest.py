@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,12 +47,37 @@ HOSTILE = {
 async def test_numbers_work_whatever_the_account_files_are(site: Site, kind: str) -> None:
     def attempt(within: Inside) -> None:
         within.sh("mkdir /etc; " + "; ".join(HOSTILE[kind].format(f"/etc/{name}") for name in ("passwd", "group")))
-        for user, shown in ((b"", "0 0"), (b"0", "0 0"), (b"1000", "1000 0"), (b"1000:1001", "1000 1001")):
+        for user, shown in (
+            (b"", "0 0"),
+            (b"root", "0 0"),
+            (b"root:root", "0 0"),
+            (b"0", "0 0"),
+            (b"1000", "1000 0"),
+            (b"1000:1001", "1000 1001"),
+        ):
             done = within.program("/bin/grep", "-E", "^[UG]id:", "/proc/self/status", user=user)
             assert (done.outcome, b" ".join(within.out.split()[1::5]).decode()) == (GuestOutcome.EXITED, shown), done
         for user in (b"nobody", b"0:nogroup"):
             done = within.program("/bin/true", user=user)
             assert (done.outcome, done.detail) == (GuestOutcome.FAILED, b"user") and done.code != 0
+
+    await inside(site, attempt)
+
+
+TERMINALS = 32
+
+
+async def test_a_program_for_which_no_terminal_is_left(site: Site) -> None:
+    def attempt(within: Inside) -> None:
+        parts = exec_parts("/bin/sleep", "600", flags=ExecFlag.TTY)
+        running = range(within.last + 1, within.last + 1 + TERMINALS)
+        within.last += TERMINALS
+        for op in running:
+            within.link.start(op, OpKind.EXEC, parts)
+        within.link.until(lambda: all(within.link.results[op].started for op in running))
+        done = within.call(OpKind.EXEC, parts)
+        assert (done.outcome, done.code, done.detail) == (GuestOutcome.FAILED, errno.ENOSPC, b"tty")
+        assert within.sh("echo alive") == "alive\n"
 
     await inside(site, attempt)
 

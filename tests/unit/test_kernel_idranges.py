@@ -37,31 +37,19 @@ def test_a_released_range_is_free_for_anybody(tmp_path: Path) -> None:
     assert b.claim("box") == slot and not a.list()
 
 
-def test_what_a_killed_process_half_took_is_given_back(tmp_path: Path) -> None:
-    a = installation(tmp_path, "a", 2)
-    kept = a.claim("kept")
-    (tmp_path / str(1 - kept)).symlink_to("a/half")
+def test_what_a_killed_process_took_is_found_by_its_next_run(tmp_path: Path) -> None:
+    a, b = installation(tmp_path, "a", 2), installation(tmp_path, "b", 2)
+    a.claim("box")
+    kept = b.claim("box")
     again = installation(tmp_path, "a", 2)
+    assert again.list() == {"box"}
+    again.release("box")
+    assert not again.list() and b.list() == {"box"}, "another installation's place of the same name is not touched"
     assert again.claim("new") == 1 - kept
-    assert again.list() == {"kept", "new"}
 
 
-def test_what_a_killed_process_half_gave_back_is_not_taken_from_its_next_holder(tmp_path: Path) -> None:
-    a, b = installation(tmp_path, "a", 1), installation(tmp_path, "b", 1)
-    slot = a.claim("box")
-    (tmp_path / str(slot)).unlink()
-    assert b.claim("theirs") == slot
-    assert a.list() == {"box"}, "so that the next agent finishes it"
-    a.release("box")
-    assert not a.list()
-    with pytest.raises(CreateFailed):
-        a.claim("second holder")
-
-
-def test_nothing_is_left_when_it_is_taken_down(tmp_path: Path) -> None:
+def test_nothing_is_left_when_all_is_given_back(tmp_path: Path) -> None:
     a = installation(tmp_path, "a")
     a.claim("box")
     a.release("box")
-    a.close()
-    a.close()
-    assert [path.name for path in tmp_path.rglob("*")] == ["of"]
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import subprocess
@@ -16,8 +17,9 @@ import msgspec
 import pytest
 
 from barchan.config import Layout
-from barchan.errors import Conflict, InternalError, NodeStorageFull, SandboxNotFound
+from barchan.errors import Conflict, InternalError, NodeStorageFull, SandboxNotFound, WrongVersion
 from barchan.node import registry as registry_module
+from barchan.node import rows
 from barchan.node.registry import Claim, Registry
 from barchan.spec import EnvironmentRef, SandboxSpec
 from tests.disks import small_disk
@@ -105,6 +107,27 @@ async def test_changes_depend_on_the_state(registry: Registry) -> None:
         await registry.update("n-2", state="ready")
 
 
+async def test_what_is_not_hurried_goes_with_the_next_change(registry: Registry) -> None:
+    await claim(registry, "n-1")
+    marked = registry.update("n-1", durable=False, hurried=False, state="stopping", reason="asked")
+    ended = registry.update("n-1", state="stopped")
+    row = await ended
+    assert (row.state, row.reason) == ("stopped", "asked")
+    assert marked.done() and marked.result().state == "stopping"
+
+
+async def test_what_is_not_hurried_is_written_also_alone(registry: Registry, tmp_path: Path) -> None:
+    await claim(registry, "n-1")
+    async with asyncio.timeout(5):
+        await registry.update("n-1", hurried=False, state="stopping")
+    left = registry.update("n-1", hurried=False, reason="at the end")
+    await registry.close()
+    assert left.done()
+    async with await Registry.open(Layout(tmp_path)) as again:
+        (row,) = again.rows()
+        assert (row.state, row.reason) == ("stopping", "at the end")
+
+
 async def test_removed_is_as_if_it_never_was(registry: Registry) -> None:
     await claim(registry, "n-1", "key")
     await registry.remove("n-1")
@@ -179,12 +202,25 @@ async def test_ended_ones_are_remembered_within_bounds(
     assert [row.id for row in registry.rows()] == ["n-live"]
 
 
-async def test_a_newer_schema_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
+def test_other_tables_have_another_number() -> None:
+    """When this fails, `_TABLES` was changed: raise SCHEMA, then write the new pair here."""
+    recorded = (2, "70205b90407fa32b5c4d43178405fad0080222ce348d61d8bd91f9dee8fedd70")
+    assert (rows.SCHEMA, hashlib.sha256(rows._TABLES.encode()).hexdigest()) == recorded
+
+
+@pytest.mark.parametrize(("version", "which"), [(rows.SCHEMA + 1, "a newer"), (rows.SCHEMA - 1, "an older")])
+async def test_what_another_version_made_is_refused(tmp_path: Path, version: int, which: str) -> None:
     connection = apsw.Connection(str(tmp_path / "node.db"))
-    connection.pragma("user_version", 99)
+    connection.pragma("user_version", version)
     connection.close()
-    with pytest.raises(InternalError, match="schema 99"):
+    with pytest.raises(WrongVersion, match=f"made by {which} barchan") as refused:
         await Registry.open(Layout(tmp_path))
+    assert f"`barchan down --delete --data {tmp_path}`" in refused.value.hint
+    with pytest.raises(WrongVersion):
+        rows.check_version(tmp_path / "node.db")
+
+
+async def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "node.db").write_bytes(b"not a database" * 500)
     with pytest.raises(InternalError, match="registry"):
         await Registry.open(Layout(tmp_path))

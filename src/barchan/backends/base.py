@@ -91,6 +91,9 @@ class Backend(Protocol):
     async def check(self, spec: SandboxSpec) -> None:
         """Refuse early what can be seen early: an unknown environment, a verb this backend lacks."""
 
+    def take(self, launch: Launch) -> Running | None:
+        """One that was made ahead and is ready; None if there is none: `create` makes one. Errors as of `check`."""
+
     async def create(self, launch: Launch) -> Running:
         """Make it. On any error nothing is left behind."""
 
@@ -132,3 +135,17 @@ class Metered(Protocol):
 
     async def measure(self, id: str) -> Used:
         """Raises `SandboxUnavailable` when it ends meanwhile."""
+
+
+@runtime_checkable
+class Populated(Protocol):
+    """Of a backend whose sandboxes are processes of the host."""
+
+    def pids(self, id: str) -> tuple[int, ...]:
+        """Host ids of a sandbox's processes. `OSError` when it is gone. From any thread."""
+
+    def throttled(self, id: str) -> float:
+        """Seconds that its programs were kept from running by its limit of CPU time; only rises. 0 when it is gone."""
+
+    def runnable(self, id: str) -> bool:
+        """Whether its first process runs or waits for a processor; not when it sleeps, is stopped or frozen."""

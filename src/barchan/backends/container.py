@@ -1,6 +1,6 @@
 """Containers: the spawner's namespaces over shared EROFS layers and a btrfs subvolume, limited by cgroups.
 
-Everything of a sandbox is found by one name, its place (groups, subvolume, socket), so a half-made one is removed like a
+Everything of a sandbox is found by one name, its place (groups, subvolume with the guest's socket, id range), so a half-made one is removed like a
 whole one, also by the next agent. The place is the sandbox's id, unless it was made ahead of its request (`pool`).
 """
 
@@ -19,7 +19,7 @@ import msgspec
 from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
 from barchan.backends.container_data import check_sources
 from barchan.backends.container_make import ContainerMaker
-from barchan.backends.container_steps import Order, short_path
+from barchan.backends.container_steps import Draft, Order, short_path
 from barchan.backends.pool import Pool
 from barchan.config import Layout, NodeConfig
 from barchan.errors import SandboxUnavailable
@@ -32,17 +32,21 @@ from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
 from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
-from barchan.layers.store import LayerStore
+from barchan.layers.store import Layer, LayerStore
 from barchan.pools import PoolInfo
 from barchan.spec import MIB, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
+SOCKET = "s"
+"""In a place's tree: native/places.c."""
 NATIVE = Path(__file__).resolve().parent.parent / "_native"
 HIGHEST_ID = 1 << 31
 """Some programs take larger ids for negative ones."""
 PROBE_BYTES = 1 * MIB
 POOLED_BYTES = 1 * MIB
 """What one that waits costs, on hosts where it costs most."""
+_ENCODER = msgspec.msgpack.Encoder()
+CHECKED = 64
 SLOTS_SHARE = 8
 """Of the ranges of host ids one part in so many is for what is made ahead."""
 _OF_COMMANDS: dict[str, Any] = {
@@ -71,8 +75,9 @@ class ContainerBackend:
         self._scratch = scratch
         self._store = store
         self._resolve = ResolvedNames(store)
+        self._checked: dict[int, tuple[SandboxSpec, tuple[Layer, ...]]] = {}
+        """Layers of what was checked and comes to be made, by the identity of the spec."""
         self._mounts = mounts
-        self._sockets = config.layout.guest_sockets
         reduced = report.kernel == "reduced"
         self._maker = ContainerMaker(config, ranges, tree, scratch, mounts, native=NATIVE, reduced=reduced)
         self._pool = Pool(self._maker, config.pool_most, self._pool_room)
@@ -109,24 +114,35 @@ class ContainerBackend:
 
     async def check(self, spec: SandboxSpec) -> None:
         check_sources(spec, self._config.data_mounts)
-        compose(spec.environment, self._resolve)
+        while len(self._checked) >= CHECKED:
+            self._checked.pop(next(iter(self._checked)))
+        self._checked[id(spec)] = (spec, compose(spec.environment, self._resolve))
+
+    def take(self, launch: Launch) -> Running | None:
+        draft = self._pool.take_ready(self._order(launch.spec))
+        return None if draft is None else self._handed_out(launch.id, draft)
 
     async def create(self, launch: Launch) -> Running:
         order = self._order(launch.spec)
         draft = self._pool.take(order)
         if draft is None or draft.order is None:
             draft = await self._maker.finish(draft, order, launch.id)
-        assert draft.child is not None and draft.group is not None
+        return self._handed_out(launch.id, draft)
+
+    def _handed_out(self, id: str, draft: Draft) -> Running:
+        assert draft.child is not None
         self._maker.ahead.discard(draft.name)
-        self._pidfds[launch.id], self._groups[launch.id] = draft.pidfd, draft.group
-        if draft.name != launch.id:
-            self._places[launch.id] = draft.name
-        return Running(pid=draft.child.pid, pid_start=draft.born, place=self._places.get(launch.id, ""))
+        self._pidfds[id] = draft.pidfd
+        if draft.name != id:
+            self._places[id] = draft.name
+        return Running(pid=draft.child.pid, pid_start=draft.born, place=self._places.get(id, ""))
 
     def _order(self, spec: SandboxSpec) -> Order:
-        layers = compose(spec.environment, self._resolve)
+        known, layers = self._checked.pop(id(spec), (None, ()))
+        if known is not spec:
+            layers = compose(spec.environment, self._resolve)
         alike = msgspec.structs.replace(spec, **_OF_COMMANDS)
-        return Order(spec, layers, msgspec.msgpack.encode((alike, [layer.digest for layer in layers])))
+        return Order(spec, layers, _ENCODER.encode((alike, [layer.digest for layer in layers])))
 
     def pool(self) -> PoolInfo:
         times = self._maker.times
@@ -166,7 +182,7 @@ class ContainerBackend:
         return True
 
     async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
-        with short_path(self._sockets / self._places.get(id, id)) as name:
+        with short_path(f"{self._scratch.root}/{self._places.get(id, id)}", SOCKET) as name:
             transport, _ = await asyncio.get_running_loop().create_unix_connection(factory, name)
         return transport
 
@@ -202,13 +218,23 @@ class ContainerBackend:
                 raise
             raise SandboxUnavailable(f"sandbox {id} ended while it was measured") from error
 
+    def pids(self, id: str) -> tuple[int, ...]:
+        return self._tree.named(self._places.get(id, id)).pids()
+
+    def throttled(self, id: str) -> float:
+        return self._group(id).throttled() if id in self._pidfds else 0.0
+
+    def runnable(self, id: str) -> bool:
+        pidfd = self._pidfds.get(id, -1)
+        return pidfd >= 0 and processes.state(processes.pid_of(pidfd)) == "R"
+
     def _measure(self, id: str, group: Group) -> Used:
         used, counters, disk = group.consumption(), group.counters(), self._scratch.usage(self._places.get(id, id))
         hits = {"oom_kills": counters.oom_kills, "pids_hits": counters.pids_max_hits}
         return Used(**msgspec.structs.asdict(used), **hits, disk=disk)
 
     def space(self) -> Space:
-        return Space(self._scratch.size, self._scratch.free())
+        return Space(*self._scratch.space())
 
     def disk_full(self, id: str) -> bool:
         """Tried by reserving, since the quota's figures trail by up to a commit."""
@@ -228,10 +254,9 @@ class ContainerBackend:
         group = self._groups.get(id)
         if group is None:
             place = self._places.get(id, id)
-            group = self._tree.open(place) if place not in self._maker.removals.pending else None
-            if group is None:
+            if place in self._maker.removals.pending:
                 raise FileNotFoundError(errno.ENOENT, id)
-            self._groups[id] = group
+            group = self._groups[id] = self._tree.named(place)
         return group
 
     # --- ending
@@ -253,10 +278,7 @@ class ContainerBackend:
     async def leftovers(self) -> frozenset[str]:
         # What is removed while we look may be found, and not be pending any more when we have looked.
         going = self._maker.ahead | self._maker.removals.pending
-        sockets = frozenset(path.name for path in self._sockets.iterdir())
-        found = await self._maker.in_thread(
-            lambda: self._ranges.list() | self._tree.list() | self._scratch.list() | sockets
-        )
+        found = await self._maker.in_thread(lambda: self._ranges.list() | self._tree.list() | self._scratch.list())
         ids = {place: id for id, place in self._places.items()}
         return frozenset(
             ids.get(name, name) for name in found - going - self._maker.ahead - self._maker.removals.pending
@@ -281,4 +303,3 @@ class ContainerBackend:
         self._mounts.unmount_all()
         self._scratch.close()
         self._tree.close()
-        self._ranges.close()

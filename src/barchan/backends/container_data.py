@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from barchan.backends.container_steps import Draft
 from barchan.errors import CreateFailed, InvalidRequest
 from barchan.kernel import directories, views
 from barchan.spec import SandboxSpec
@@ -14,8 +14,6 @@ from barchan.spec import SandboxSpec
 class DataMounts:
     """A view of its own of each directory for each sandbox."""
 
-    name = "data"
-
     def __init__(self, sources: Mapping[str, Path], nothing: Path) -> None:
         """`nothing` becomes an empty directory."""
         self._sources = sources
@@ -23,19 +21,20 @@ class DataMounts:
         if sources:
             directories.private(nothing)
 
-    def do(self, draft: Draft) -> None:
-        assert draft.order is not None
-        for mount in draft.order.spec.mounts:
+    def open(self, spec: SandboxSpec) -> list[tuple[int, str]]:
+        """Detached mounts and their targets; the caller closes them. `CreateFailed` leaves none open."""
+        opened: list[tuple[int, str]] = []
+        for mount in spec.mounts:
             try:
                 fd = views.view(self._sources[mount.source], self._nothing, noexec=mount.noexec)
             except OSError as error:  # the path is the administrator's business alone
+                for fd, _ in opened:
+                    os.close(fd)
                 raise CreateFailed(
-                    f"the directory of data mount {mount.source!r} cannot be used: {error.strerror}", phase=self.name
+                    f"the directory of data mount {mount.source!r} cannot be used: {error.strerror}", phase="data"
                 ) from None
-            draft.data.append((fd, mount.target))
-
-    def undo(self, id: str) -> None:
-        """Mounts go with their sandbox."""
+            opened.append((fd, mount.target))
+        return opened
 
 
 def check_sources(spec: SandboxSpec, sources: Mapping[str, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -14,10 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from barchan.backends.container_data import DataMounts
-from barchan.backends.container_steps import Draft, Endpoint, Groups, HostIds, Layers, Order, Sizes, Writable
+from barchan.backends.container_steps import Draft, Files, Order, Sweep
 from barchan.backends.removals import Removals
-from barchan.backends.spawner import TIMES, ParkRequest, Spawned, Spawner, SpawnFlag, SpawnRequest, install_guest
-from barchan.backends.steps import Steps
+from barchan.backends.spawner import TIMES, Place, PlacedRequest, Places, Spawned, Spawner, SpawnFlag, install_guest
 from barchan.config import NodeConfig
 from barchan.errors import CreateFailed, SandboxUnavailable
 from barchan.kernel import processes
@@ -32,10 +32,17 @@ T = TypeVar("T")
 ATTACH = TIMES.index("cgroups")
 SHM_SHARE = 4
 """/dev/shm may hold this part of the memory limit; its pages count against it."""
+END_SECONDS = 30
 OOM_SCORE = 300
 """Sandboxes go before the host's own processes."""
 _PARKED_LOST = ("parked", "spawner", "child-died")
 """Phases in which a parked child fails by itself: another is made."""
+
+
+@functools.cache
+def _flags(setuid: bool, ptrace: bool, reduced: bool) -> SpawnFlag:
+    wanted = {SpawnFlag.SETUID: setuid, SpawnFlag.PTRACE: ptrace, SpawnFlag.REDUCED: reduced}
+    return functools.reduce(SpawnFlag.__or__, (flag for flag, on in wanted.items() if on), SpawnFlag.VOLATILE)
 
 
 class Times:
@@ -78,13 +85,22 @@ class ContainerMaker:
         self._config = config
         self._native = native
         self._reduced = reduced
-        ids = HostIds(ranges, config.uid_first, config.uid_count)
-        endpoint = Endpoint(config.layout.guest_sockets)
-        data = DataMounts(config.data_mounts, config.layout.run / "nothing")
-        self._place: Steps[Draft] = Steps((ids, Groups(tree), Writable(scratch), endpoint))
-        self._files: Steps[Draft] = Steps((Sizes(tree, scratch), Layers(mounts), data))
+        self._files = Files(mounts, DataMounts(config.data_mounts, config.layout.run / "nothing"))
+        self._tree = tree
+        self._scratch = scratch
+        self._places = Places(
+            ids=ranges.directory,
+            unified=tree.unified,
+            v1=tree.parents_v1,
+            trees=scratch.root,
+            instance=ranges.instance,
+            uid_first=config.uid_first,
+            uid_size=config.uid_count,
+            slots=ranges.slots,
+        )
+        self._sweep = Sweep(ranges, tree, scratch)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
-        self.removals = Removals(self._place.undo, self._threads)
+        self.removals = Removals(self._remove_places, self._sweep, self._threads, self._reclaim)
         self._spawner: Spawner | None = None
         self._spawner_context = contextlib.AsyncExitStack()
         self._spawner_lock = asyncio.Lock()
@@ -104,7 +120,7 @@ class ContainerMaker:
         try:
             return await self._furnish(Draft(id, order.spec.limits), order)
         except CreateFailed as error:
-            if error.phase != HostIds.name or not self.removals.pending:
+            if error.phase != "ids" or not self.removals.pending:
                 raise
         await self.removals.drain()
         return await self._furnish(Draft(id, order.spec.limits), order)
@@ -112,37 +128,25 @@ class ContainerMaker:
     async def _furnish(self, draft: Draft, order: Order) -> Draft:
         draft.order = order
         try:
-            await self.in_thread(lambda: self._prepare(draft))
-            child = await (await self._live_spawner()).spawn(self._request(draft, order.spec))
+            if not self._files.at_once(draft):
+                await self.in_thread(lambda: self._files.open(draft))
+            spawner = await self._live_spawner()
+            child = await spawner.spawn(self._request(draft, order.spec), draft.release)
         except BaseException:
             await asyncio.shield(self.discard(draft))
             raise
-        self._threads.submit(draft.release)
         if draft.child is not None:
             os.close(draft.pidfd)
         self.times.add(child)
         draft.child, draft.born = child, processes.start_time(child.pid)
         return draft
 
-    def _prepare(self, draft: Draft) -> None:
-        if draft.child is None:
-            self._place.do(draft)
-        self._files.do(draft)
-
     # --- ahead of requests
     async def park(self, limits: Limits) -> Draft:
         draft = self._new_ahead(limits)
+        place = Place(draft.name, self._tree.texts(limits), limits.disk)
+        request = PlacedRequest(place=place, flags=SpawnFlag.PARK, oom_score_adj=OOM_SCORE)
         try:
-            await self.in_thread(lambda: self._place.do(draft))
-            assert draft.ids is not None and draft.group is not None
-            request = ParkRequest(
-                uid_base=draft.ids.base,
-                uid_count=draft.ids.size,
-                guest_uid=draft.ids.guest,
-                oom_score_adj=OOM_SCORE,
-                cgroup=draft.group.dir_fd,
-                groups=draft.group.tasks_fds,
-            )
             draft.child = await (await self._live_spawner()).park(request)
             self.times.add(draft.child, whole=False)
         except BaseException:
@@ -154,8 +158,8 @@ class ContainerMaker:
         return await self._furnish(self._new_ahead(order.spec.limits), order)
 
     def _undo(self, draft: Draft) -> None:
-        draft.close()
-        self._place.undo(draft.name)
+        draft.release()
+        self._sweep(draft.name)
 
     def _new_ahead(self, limits: Limits) -> Draft:
         draft = Draft(f"pool-{secrets.token_hex(8)}", limits)
@@ -168,24 +172,15 @@ class ContainerMaker:
         await self.in_thread(lambda: self._undo(draft))
         self.ahead.discard(draft.name)
 
-    def _request(self, draft: Draft, spec: SandboxSpec) -> SpawnRequest:
-        flags = SpawnFlag.VOLATILE
-        flags |= SpawnFlag.SETUID if spec.setuid else SpawnFlag(0)
-        flags |= SpawnFlag.PTRACE if spec.ptrace else SpawnFlag(0)
-        flags |= SpawnFlag.REDUCED if self._reduced else SpawnFlag(0)
-        assert draft.ids is not None and draft.group is not None and draft.listener is not None
-        return SpawnRequest(
-            uid_base=draft.ids.base,
-            uid_count=draft.ids.size,
-            guest_uid=draft.ids.guest,
-            flags=flags,
+    def _request(self, draft: Draft, spec: SandboxSpec) -> PlacedRequest:
+        kept = draft.child is not None and draft.limits == spec.limits
+        draft.limits = spec.limits
+        return PlacedRequest(
+            place=Place(draft.name, () if kept else self._tree.texts(spec.limits), spec.limits.disk),
+            flags=_flags(spec.setuid, spec.ptrace, self._reduced),
             hostname=spec.hostname,
             shm_bytes=max(spec.limits.memory // SHM_SHARE, MIB),
             oom_score_adj=OOM_SCORE,
-            listener=draft.listener.fileno(),
-            writable=draft.tree_fd,
-            cgroup=draft.group.dir_fd,
-            groups=tuple(draft.group.tasks_fds),
             layers=tuple(draft.layer_fds),
             data=tuple(draft.data),
             parked=draft.child.order if draft.child is not None else 0,
@@ -198,7 +193,7 @@ class ContainerMaker:
                 if self._spawner is not None:
                     logger.warning("the spawner died; starting another")
                 await self._spawner_context.aclose()
-                start = Spawner.start(self._native / "spawner", self._guest, self._config.uid_first - 1)
+                start = Spawner.start(self._native / "spawner", self._guest, self._config.uid_first - 1, self._places)
                 self._spawner = await self._spawner_context.enter_async_context(start)
             return self._spawner
 
@@ -207,13 +202,13 @@ class ContainerMaker:
     async def end(self, pidfd: int) -> None:
         """Kill the first process and wait for it: the kernel ends all others with it."""
         loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.remove_reader(pidfd)
-        loop.add_reader(pidfd, gone.set)
+        gone = loop.create_future()
+        loop.add_reader(pidfd, _resolve, gone)
         try:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await asyncio.wait_for(gone.wait(), 30)
+            async with asyncio.timeout(END_SECONDS):
+                await gone
         except TimeoutError as error:
             raise SandboxUnavailable("its first process does not die", phase="stop") from error
         finally:
@@ -221,13 +216,34 @@ class ContainerMaker:
             os.close(pidfd)
 
     async def remove(self, place: str) -> None:
-        """Everything there is of a place. Idempotent."""
-        await self.in_thread(lambda: self._place.undo(place))
+        """Everything there is of a place, also what runs in it. Idempotent."""
+        await self.in_thread(lambda: self._sweep(place))
+
+    async def _remove_places(self, names: list[str]) -> list[str]:
+        """Of places in which nothing runs; returns those of which something is left."""
+        try:
+            return await (await self._live_spawner()).remove(names)
+        except (CreateFailed, OSError) as error:
+            logger.warning("the spawner removes nothing: %s", error)
+            return names
 
     async def close(self) -> None:
         await self.removals.close()
         await self._spawner_context.aclose()
         self._threads.shutdown()
 
+    async def _reclaim(self) -> None:
+        """What a flood filled is its neighbours' again as soon as it was stopped."""
+        try:
+            if self._scratch.scarce():
+                await self.in_thread(self._scratch.reclaim)
+        except OSError as error:
+            logger.warning("the scratch volume gives nothing back yet: %s", error)
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

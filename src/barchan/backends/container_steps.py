@@ -1,37 +1,22 @@
-"""The steps that make a container, each undone by the name of its place alone. `container` puts them in order."""
+"""What the making of a container goes through beside the spawner: its files, and the end of what is left of a place."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
+from barchan.backends.container_data import DataMounts
 from barchan.backends.spawner import Spawned
+from barchan.errors import BarchanError, CreateFailed
 from barchan.kernel.cgroups import GroupTree
-from barchan.kernel.groups import Group
 from barchan.kernel.idranges import IdRanges
 from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
 from barchan.layers.store import Layer
 from barchan.spec import Limits, SandboxSpec
-
-
-class Ids(NamedTuple):
-    """Host ids of one sandbox: those it maps, and one of its own for its first process, outside the map.
-
-    Kernel limits counted per user (inotify instances, pending signals) add up at that last one, so it is not shared.
-    """
-
-    base: int
-    size: int
-
-    @property
-    def guest(self) -> int:
-        return self.base + self.size
 
 
 class Order(NamedTuple):
@@ -48,17 +33,13 @@ class Draft:
     """A container in the making, and the descriptors its making holds."""
 
     name: str
-    """Its place: of its groups, tree, socket and id range."""
+    """Its place: of its groups, tree and id range."""
     limits: Limits
     order: Order | None = None
     """None while it is only parked."""
     child: Spawned | None = None
     born: int = 0
     """`Running.pid_start`."""
-    ids: Ids | None = None
-    group: Group | None = None
-    tree_fd: int = -1
-    listener: socket.socket | None = None
     layer_fds: list[int] = field(default_factory=list)
     data: list[tuple[int, str]] = field(default_factory=list)
     """Mounts and their targets."""
@@ -68,126 +49,76 @@ class Draft:
         assert self.child is not None, "it is spawned"
         return self.child.pidfd
 
-    def close(self) -> None:
-        if self.group is not None:
-            self.group.close()
-        self.release()
-
     def release(self) -> None:
-        """Close what only its making needs. Closing a detached mount may wait for an RCU grace period."""
-        if self.listener is not None:
-            self.listener.close()
-        for fd in (self.tree_fd, *self.layer_fds, *(fd for fd, _ in self.data)):
-            if fd >= 0:
-                os.close(fd)
-        self.tree_fd, self.layer_fds, self.data = -1, [], []
+        """Close what only its making needs. Idempotent."""
+        for fd in (*self.layer_fds, *(fd for fd, _ in self.data)):
+            os.close(fd)
+        self.layer_fds, self.data = [], []
 
 
-class HostIds:
-    name = "ids"
+class Sweep:
+    """Removes every trace of a place by its name, also what still runs in it: for what the spawner left or never made."""
 
-    def __init__(self, ranges: IdRanges, first: int, size: int) -> None:
+    def __init__(self, ranges: IdRanges, tree: GroupTree, scratch: Scratch) -> None:
+        self._parts: tuple[Callable[[str], None], ...] = (tree.destroy, scratch.drop)
         self._ranges = ranges
-        self._first = first
-        self._size = size
 
-    def do(self, draft: Draft) -> None:
-        slot = self._ranges.claim(draft.name)
-        draft.ids = Ids(self._first + slot * self._size, self._size - 1)
-
-    def undo(self, id: str) -> None:
-        self._ranges.release(id)
-
-
-class Groups:
-    name = "cgroups"
-
-    def __init__(self, tree: GroupTree) -> None:
-        self._tree = tree
-
-    def do(self, draft: Draft) -> None:
-        assert draft.ids is not None
-        draft.group = self._tree.make(draft.name, draft.limits, draft.ids.guest)
-
-    def undo(self, id: str) -> None:
-        self._tree.destroy(id)
+    def __call__(self, name: str) -> None:
+        """Idempotent. Every part is tried; the first failure is raised at the end."""
+        failures: list[Exception] = []
+        for remove in self._parts:
+            try:
+                remove(name)
+            except (BarchanError, OSError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        self._ranges.release(name)  # nothing may be left that belongs to them when another sandbox gets them
 
 
-class Writable:
-    name = "disk"
+class Files:
+    """Opens what the root file system of a container is made of."""
 
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
-
-    def do(self, draft: Draft) -> None:
-        self._scratch.make(draft.name, draft.limits.disk)
-        draft.tree_fd = self._scratch.open_mount(draft.name)
-
-    def undo(self, id: str) -> None:
-        self._scratch.drop(id)
-
-
-class Endpoint:
-    """The socket on which the guest listens: bound here, known by name on the host only."""
-
-    name = "socket"
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
-
-    def do(self, draft: Draft) -> None:
-        draft.listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with short_path(self._directory / draft.name) as name:
-            listener.bind(name)
-        listener.listen(8)
-
-    def undo(self, id: str) -> None:
-        (self._directory / id).unlink(missing_ok=True)
-
-
-class Sizes:
-    """Limits of one that was made before they were known."""
-
-    name = "limits"
-
-    def __init__(self, tree: GroupTree, scratch: Scratch) -> None:
-        self._tree = tree
-        self._scratch = scratch
-
-    def do(self, draft: Draft) -> None:
-        assert draft.order is not None
-        limits = draft.order.spec.limits
-        if limits == draft.limits:
-            return
-        self._tree.limit(draft.name, limits)
-        self._scratch.limit(draft.name, limits.disk)
-        draft.limits = limits
-
-    def undo(self, id: str) -> None:
-        """They go with the groups and the tree."""
-
-
-class Layers:
-    name = "mount"
-
-    def __init__(self, mounts: LayerMounts) -> None:
+    def __init__(self, mounts: LayerMounts, data: DataMounts) -> None:
         self._mounts = mounts
+        self._data = data
 
-    def do(self, draft: Draft) -> None:
+    def at_once(self, draft: Draft) -> bool:
+        """Without blocking: when every layer is mounted, and nothing else is asked. False leaves nothing open."""
         assert draft.order is not None
-        for layer in draft.order.layers:
-            draft.layer_fds.append(self._mounts.acquire(layer))
+        if draft.order.spec.mounts:
+            return False
+        try:
+            for layer in draft.order.layers:
+                fd = self._mounts.clone(layer)
+                if fd is None:
+                    draft.release()
+                    return False
+                draft.layer_fds.append(fd)
+        except OSError as error:
+            raise _typed(error) from error
+        return True
 
-    def undo(self, id: str) -> None:
-        """Layers stay mounted for the next sandbox."""
+    def open(self, draft: Draft) -> None:
+        """Blocking: the first use of a layer mounts it."""
+        assert draft.order is not None
+        try:
+            for layer in draft.order.layers:
+                draft.layer_fds.append(self._mounts.acquire(layer))
+            draft.data += self._data.open(draft.order.spec)
+        except OSError as error:
+            raise _typed(error) from error
+
+
+def _typed(error: OSError) -> CreateFailed:
+    return CreateFailed(f"mount: {error.strerror or error}", phase="mount")
 
 
 @contextlib.contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """A name of `path` below the 108 bytes that a socket address takes, whatever the data directory is called."""
-    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def short_path(directory: str, name: str) -> Iterator[str]:
+    """A path below the 108 bytes that a socket address takes, whatever the data directory is called."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{fd}/{path.name}"
+        yield f"/proc/self/fd/{fd}/{name}"
     finally:
         os.close(fd)

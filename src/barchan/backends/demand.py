@@ -35,10 +35,6 @@ class Level:
     def add(self, now: float, most: float) -> None:
         self._value, self._at = min(self.value(now) + 1.0, most), now
 
-    def expected(self, now: float) -> int:
-        """Requests to prepare for: none after a single one."""
-        return max(round(self.value(now)) - 1, 0)
-
 
 class Demand:
     """`most`: what the pool may hold at best."""
@@ -60,10 +56,16 @@ class Demand:
         """What to hold in `room` places: the most wanted shapes first, then children for all others."""
         ready: dict[bytes, int] = {}
         room = max(room, 0)
-        for shape in sorted(self._shapes, key=lambda known: -self._shapes[known].value(now)):
-            wanted = min(self._shapes[shape].expected(now), room)
+        levels = sorted(((level.value(now), shape) for shape, level in self._shapes.items()), reverse=True)
+        for level, shape in levels:
+            wanted = min(_expected(level), room)
             if wanted <= 0:
                 break
             ready[shape] = wanted
             room -= wanted
-        return Plan(ready, min(self._others.expected(now), room))
+        return Plan(ready, min(_expected(self._others.value(now)), room))
+
+
+def _expected(level: float) -> int:
+    """Requests to prepare for: none after a single one."""
+    return max(round(level) - 1, 0)

@@ -227,6 +227,9 @@ class FakeBackend:
         if spec.ptrace:
             raise NotSupported("the fake has nothing to trace", field="ptrace")
 
+    def take(self, launch: Launch) -> Running | None:
+        return None
+
     async def create(self, launch: Launch) -> Running:
         await self.check(launch.spec)
         script = launch.spec.labels.get("fake.create", "")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from barchan.backends.container_steps import Draft, Order
-from barchan.backends.demand import Demand
+from barchan.backends.demand import Demand, Plan
 from barchan.errors import BarchanError
 from barchan.pools import PoolInfo
 from barchan.spec import Limits
@@ -30,6 +30,7 @@ REFILLS = 2
 TRIM_SECONDS = 5.0
 QUIET_SECONDS = 0.05
 """Since the last request: a pool that is at least half full is filled then, not beside the request."""
+PLAN_SECONDS = 0.1
 PAUSE_SECONDS = 5.0
 """Without refills after one that failed."""
 
@@ -61,9 +62,15 @@ class Pool:
         self._timer: asyncio.TimerHandle | None = None
         self._paused_until = self._taken = 0.0
         self._quiet: asyncio.TimerHandle | None = None
+        self._plan: Plan | None = None
+        self._plan_until = 0.0
         self._closed = most <= 0
         self.hits = self.parked_hits = self.misses = self.refills = self.discarded = 0
         self.refill_seconds = 0.0
+
+    def take_ready(self, order: Order) -> Draft | None:
+        """A ready one if there is one: the caller's from here on."""
+        return self.take(order) if self._ready.get(order.shape) else None
 
     def take(self, order: Order) -> Draft | None:
         """One that fits, ready or parked: the caller's from here on."""
@@ -79,6 +86,7 @@ class Pool:
         else:
             self.parked_hits += 1
         self._taken = self._clock()
+        self._plan = None
         self._demand.note(order.shape, self._taken, ready=bool(draft and draft.order))
         self._orders[order.shape], self._limits = order, order.spec.limits
         if draft is not None:
@@ -131,16 +139,23 @@ class Pool:
         now = self._clock()
         if now < self._paused_until:
             return None
-        plan = self._demand.plan(self._room(), now)
-        wanted: dict[bytes | None, int] = {shape: n for shape, n in plan.ready.items() if shape in self._orders}
-        wanted[None] = plan.parked
-        short = {shape: n for shape, n in wanted.items() if self._count(shape) < n}
-        for shape, n in short.items():
-            if now >= self._taken + QUIET_SECONDS or self._count(shape) < n / 2:
+        plan, short = self._planned(now), False
+        wanted: list[tuple[bytes | None, int]] = [*plan.ready.items(), (None, plan.parked)]
+        for shape, n in wanted:
+            held = self._count(shape)
+            if held >= n or (shape is not None and shape not in self._orders):
+                continue
+            if now >= self._taken + QUIET_SECONDS or held < n / 2:
                 return (shape,)
+            short = True
         if short:
             self._wait_for_quiet()
         return None
+
+    def _planned(self, now: float) -> Plan:
+        if self._plan is None or now >= self._plan_until:
+            self._plan, self._plan_until = self._demand.plan(self._room(), now), now + PLAN_SECONDS
+        return self._plan
 
     def _count(self, shape: bytes | None) -> int:
         held = self._parked if shape is None else self._ready.get(shape, ())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import NamedTuple
 
 from barchan.errors import CreateFailed
 
 MAGIC = 0x314E5053
-MAX_LAYERS, MAX_GROUPS, MAX_DATA, MAX_TARGET = 120, 8, 16, 1024
-_REQUEST = struct.Struct("<7Ii4IQ64s")
+MAX_LAYERS, MAX_GROUPS, MAX_DATA, MAX_TARGET, MAX_TEXTS = 120, 8, 16, 1024, 64
+_REQUEST = struct.Struct("<7Ii4I2Q64s")
 
 
 class SpawnFlag(IntFlag):
@@ -21,9 +23,12 @@ class SpawnFlag(IntFlag):
     REDUCED = 16
     ALL_CAPS = 32
     PARK = 64
+    PLACE = 128
+    REMOVE = 256
 
 
 NO_FLAGS = SpawnFlag(0)
+_PARK, _PLACE = int(SpawnFlag.PARK), int(SpawnFlag.PLACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +70,8 @@ class SpawnRequest:
         groups = 0 if self.parked else len(self.groups)
         return _REQUEST.pack(
             MAGIC, id_, self.uid_base, self.uid_count, flags, len(self.layers), groups,
-            self.oom_score_adj, self.guest_uid, self.parked, len(self.data), 0, self.shm_bytes, self.hostname.encode(),
-        ) + b"".join(target.encode() + b"\0" for _, target in self.data)  # fmt: skip
+            self.oom_score_adj, self.guest_uid, self.parked, len(self.data), 0, self.shm_bytes, 0, self.hostname.encode(),
+        ) + _texts(target for _, target in self.data)  # fmt: skip
 
     def descriptors(self) -> tuple[int, ...]:
         data = tuple(mount for mount, _ in self.data)
@@ -90,16 +95,71 @@ class ParkRequest:
     def pack(self, id_: int) -> bytes:
         return _REQUEST.pack(
             MAGIC, id_, self.uid_base, self.uid_count, SpawnFlag.PARK, 0, len(self.groups), self.oom_score_adj,
-            self.guest_uid, 0, 0, 0, 1, b"parked",
+            self.guest_uid, 0, 0, 0, 1, 0, b"parked",
         )  # fmt: skip
 
     def descriptors(self) -> tuple[int, ...]:
         return (self.cgroup, *self.groups)
 
 
-def check(request: SpawnRequest) -> None:
-    if not 1 <= len(request.layers) <= MAX_LAYERS or len(request.groups) > MAX_GROUPS:
-        raise CreateFailed(f"1 to {MAX_LAYERS} layers and at most {MAX_GROUPS} groups", phase="request")
+class Place(NamedTuple):
+    """What belongs to one container on the host, found by its name: ids, groups, and a writable tree with its socket."""
+
+    name: str
+    limits: tuple[str, ...] = ()
+    """`GroupTree.texts`; empty for one that exists and keeps its own."""
+    disk: int = 1
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRequest:
+    """A container, or with PARK among the flags a child that waits, whose place the spawner makes. Fields as in `SpawnRequest`."""
+
+    place: Place
+    hostname: str = "parked"
+    layers: tuple[int, ...] = ()
+    data: tuple[tuple[int, str], ...] = ()
+    flags: SpawnFlag = NO_FLAGS
+    shm_bytes: int = 64 << 20
+    oom_score_adj: int = 500
+    parked: int = 0
+
+    def pack(self, id_: int) -> bytes:
+        name, limits, disk = self.place
+        return _REQUEST.pack(
+            MAGIC, id_, 0, 0, int(self.flags) | _PLACE, len(self.layers), 0, self.oom_score_adj, 0, self.parked,
+            len(self.data), 1 + len(limits), self.shm_bytes, disk, self.hostname.encode(),
+        ) + _texts((*(target for _, target in self.data), name, *limits))  # fmt: skip
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (*self.layers, *(mount for mount, _ in self.data))
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Of places in which nothing runs any more."""
+
+    names: tuple[str, ...]
+
+    def pack(self, id_: int) -> bytes:
+        head = _REQUEST.pack(MAGIC, id_, 0, 0, SpawnFlag.REMOVE, 0, 0, 0, 0, 0, 0, len(self.names), 0, 0, b"")
+        return head + _texts(self.names)
+
+    def descriptors(self) -> tuple[int, ...]:
+        return ()
+
+
+def _texts(texts: Iterable[str]) -> bytes:
+    return b"".join(text.encode() + b"\0" for text in texts)
+
+
+def check(request: SpawnRequest | PlacedRequest) -> None:
+    least = 0 if int(request.flags) & _PARK else 1
+    if not least <= len(request.layers) <= MAX_LAYERS:
+        raise CreateFailed(f"{least} to {MAX_LAYERS} layers", phase="request")
+    if isinstance(request, SpawnRequest) and len(request.groups) > MAX_GROUPS:
+        raise CreateFailed(f"at most {MAX_GROUPS} groups", phase="request")
     if len(request.hostname.encode()) > 63 or "\0" in request.hostname or not request.hostname:
         raise CreateFailed("a host name has 1 to 63 bytes", phase="request")
     if not 0 <= request.oom_score_adj <= 1000 or request.shm_bytes <= 0:

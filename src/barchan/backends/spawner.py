@@ -13,31 +13,57 @@ import array
 import asyncio
 import contextlib
 import errno
-import hashlib
 import os
 import signal
 import socket
-import stat
 import struct
 import subprocess
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from barchan.backends.spawn_request import MAGIC, NO_FLAGS, ParkRequest, SpawnFlag, SpawnRequest, check
-from barchan.errors import CreateFailed
+from barchan.backends.spawn_request import (
+    MAGIC,
+    NO_FLAGS,
+    ParkRequest,
+    Place,
+    PlacedRequest,
+    Removal,
+    SpawnFlag,
+    SpawnRequest,
+    check,
+)
+from barchan.backends.spawner_process import Places, install_guest, launch, reap
+from barchan.errors import BarchanError, CreateFailed, NodeStorageFull, SandboxDiskFull
 
-__all__ = ["NO_FLAGS", "ParkRequest", "SpawnFlag", "SpawnRequest", "Spawned", "Spawner", "install_guest"]
+__all__ = [
+    "NO_FLAGS",
+    "ParkRequest",
+    "Place",
+    "PlacedRequest",
+    "Places",
+    "SpawnFlag",
+    "SpawnRequest",
+    "Spawned",
+    "Spawner",
+    "install_guest",
+]
 
+T = TypeVar("T")
 TIMES = ("clone", "maps", "overlay", "go", "cgroups", "namespaces", "mounts", "exec")
 """Names of `Spawned.times_us`. The last four are counted in the child, which overlaps with the first four."""
 
-_REPLY = struct.Struct("<2I2i32s256s8I")
+_REPLY = struct.Struct("<2I2i32s256sQ8I")
 _MAX_ID = 1 << 32
 
 _HINTS = {
     "request": "the spawner and the node agent are not from the same build, or a field is out of range",
+    "ids": "all ranges of host user ids are taken: stop sandboxes on this host",
+    "cgroups": "a cgroup of the sandbox cannot be made or does not take its limit",
+    "limits": "a cgroup or the writable tree does not take a limit",
+    "disk": "the writable tree cannot be made on the scratch volume",
     "clone": "user namespaces, or clone into a cgroup, are not available: run `barchan doctor`",
     "id-map": "the id range is mapped already or the kernel refused it",
     "layer-idmap": "the layer's file system cannot be idmapped, or its mount is not a fresh detached clone",
@@ -66,31 +92,11 @@ class Spawned:
     """Of the request: names a parked child."""
 
 
-def install_guest(source: Path, directory: Path) -> Path:
-    """Copies the guest binary to a file of real root, mode 0111, named by its digest; returns its path.
-
-    The mode matters: a binary that the sandbox cannot read ties the memory of PID 1 to the host's user namespace, so
-    that no capability of the sandbox reaches it. The directory must be root's own. Raises OSError.
-    """
-    content = source.read_bytes()
-    target = directory / f"guest-{hashlib.sha256(content).hexdigest()[:16]}"
-    if _is_sealed(target):
-        return target
-    directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".{target.name}.{os.getpid()}"
-    fresh.write_bytes(content)
-    os.chown(fresh, 0, 0)
-    fresh.chmod(0o111)
-    fresh.rename(target)
-    return target
-
-
-def _is_sealed(path: Path) -> bool:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return False
-    return facts.st_uid == 0 and stat.S_IMODE(facts.st_mode) == 0o111
+class _Message(NamedTuple):
+    id: int
+    data: bytes
+    fds: tuple[int, ...]
+    sent: Callable[[], None] | None
 
 
 class Spawner:
@@ -102,21 +108,26 @@ class Spawner:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Spawned]] = {}
-        self._queue: deque[tuple[int, bytes, tuple[int, ...]]] = deque()
+        self._removing: dict[int, asyncio.Future[int]] = {}
+        self._queue: deque[_Message] = deque()
         self._writing = False
         self._next = 1
         self._dead: CreateFailed | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, binary: Path, guest: Path, guest_uid: int) -> AsyncIterator[Spawner]:
+    async def start(
+        cls, binary: Path, guest: Path, guest_uid: int, places: Places | None = None
+    ) -> AsyncIterator[Spawner]:
         """Runs `binary`; `guest` is what `install_guest` returned; `guest_uid` a host id in no sandbox's range.
+
+        Without `places` it takes neither `PlacedRequest` nor `remove`.
 
         Leaving the context ends the process; containers live on. Raises `CreateFailed` when it cannot be run.
         """
         with contextlib.ExitStack() as stack:
-            process, link = _launch(binary, guest, guest_uid)
-            stack.callback(_reap, process)
+            process, link = launch(binary, guest, guest_uid, places)
+            stack.callback(reap, process)
             stack.enter_context(link)
             pidfd = os.pidfd_open(process.pid)
             stack.callback(os.close, pidfd)
@@ -140,38 +151,57 @@ class Spawner:
         """As of `subprocess`; known once the context was left."""
         return self._process.returncode
 
-    async def spawn(self, request: SpawnRequest) -> Spawned:
-        """Returns once the guest's binary runs. Raises `CreateFailed`: `phase` is the step, the message holds the errno.
+    async def spawn(self, request: SpawnRequest | PlacedRequest, sent: Callable[[], None] | None = None) -> Spawned:
+        """Returns once the guest's binary runs. Raises `CreateFailed`: `phase` is the step, the message holds the errno;
+        `NodeStorageFull` and `SandboxDiskFull` when its tree has no room.
 
-        Cancelling it ends the container, should it come to be.
+        Cancelling it ends the container, should it come to be. `sent` is called when the descriptors may be closed.
         """
         check(request)
+        return await self._ask(request, sent)
+
+    async def park(self, request: ParkRequest | PlacedRequest) -> Spawned:
+        """A child that waits until a `spawn` names it by its `order`; it ends with the spawner. Raises as `spawn`."""
         return await self._ask(request)
 
-    async def park(self, request: ParkRequest) -> Spawned:
-        """A child that waits until a `spawn` names it by its `order`; it ends with the spawner. Raises `CreateFailed`."""
-        return await self._ask(request)
+    async def remove(self, names: Sequence[str]) -> list[str]:
+        """Remove places in which nothing runs. Returns those of which something is left. Raises `CreateFailed`."""
+        left = await self._submit(Removal(tuple(names)), self._removing)
+        return [name for number, name in enumerate(names) if left >> number & 1]
 
-    async def _ask(self, request: SpawnRequest | ParkRequest) -> Spawned:
-        if self._dead is not None:
-            raise _gone(self._dead.message)
-        id_, self._next = self._next, self._next % (_MAX_ID - 1) + 1
-        future: asyncio.Future[Spawned] = self._loop.create_future()
-        self._pending[id_] = future
-        self._queue.append((id_, request.pack(id_), request.descriptors()))
-        self._write()
+    async def _ask(
+        self, request: SpawnRequest | PlacedRequest | ParkRequest, sent: Callable[[], None] | None = None
+    ) -> Spawned:
+        future = self._submit(request, self._pending, sent)
         try:
             return await future
         except asyncio.CancelledError:
-            self._abandon(id_, future)
+            self._abandon(future)
             raise
 
-    def _abandon(self, id_: int, future: asyncio.Future[Spawned]) -> None:
-        if self._pending.pop(id_, None) is None:
+    def _submit(
+        self,
+        request: SpawnRequest | PlacedRequest | ParkRequest | Removal,
+        waiting: dict[int, asyncio.Future[T]],
+        sent: Callable[[], None] | None = None,
+    ) -> asyncio.Future[T]:
+        if self._dead is not None:
+            raise _gone(self._dead.message)
+        id_, self._next = self._next, self._next % (_MAX_ID - 1) + 1
+        future: asyncio.Future[T] = self._loop.create_future()
+        waiting[id_] = future
+        self._queue.append(_Message(id_, request.pack(id_), request.descriptors(), sent))
+        self._write()
+        return future
+
+    def _abandon(self, future: asyncio.Future[Spawned]) -> None:
+        id_ = next((id_ for id_, pending in self._pending.items() if pending is future), None)
+        if id_ is None:
             if future.done() and not future.cancelled() and future.exception() is None:
                 _end(future.result())
             return
-        self._queue = deque(entry for entry in self._queue if entry[0] != id_)  # sent already: `_deliver` ends it
+        del self._pending[id_]
+        self._queue = deque(entry for entry in self._queue if entry.id != id_)  # sent already: `_deliver` ends it
 
     # the loop's side
 
@@ -187,16 +217,18 @@ class Spawner:
 
     def _write(self) -> None:
         while self._queue:
-            _, message, fds = self._queue[0]
+            message = self._queue[0]
             try:
-                socket.send_fds(self._link, [message], fds)
+                socket.send_fds(self._link, [message.data], message.fds)
             except BlockingIOError:
                 self._await_room(True)
                 return
             except OSError as error:
-                self._refuse(self._queue.popleft()[0], error)
+                self._refuse(self._queue.popleft().id, error)
             else:
                 self._queue.popleft()
+                if message.sent is not None:
+                    message.sent()
         if self._dead is None:
             self._await_room(False)
 
@@ -212,36 +244,43 @@ class Spawner:
         if error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
             self._fail(_gone("the spawner ended"))
             return
-        future = self._pending.pop(id_, None)
+        future: asyncio.Future[Any] | None = self._pending.pop(id_, None) or self._removing.pop(id_, None)
         if future is not None and not future.done():
             future.set_exception(CreateFailed(f"cannot ask the spawner: {error}", phase="spawner-send"))
 
-    def _read(self) -> None:
-        while self._dead is None:
-            try:
-                data, fds = _receive(self._link)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._fail(_gone(f"the link to the spawner broke: {error}"))
-                return
-            if not data:
-                self._fail(_gone("the spawner hung up"))
-                return
+    def _read(self) -> bool:
+        """One answer; the loop calls again as long as there are more. False when there is none."""
+        try:
+            data, fds = _receive(self._link)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._fail(_gone(f"the link to the spawner broke: {error}"))
+            return False
+        if data:
             self._take(data, fds)
+        else:
+            self._fail(_gone("the spawner hung up"))
+        return bool(data)
 
     def _take(self, data: bytes, fds: list[int]) -> None:
-        magic, id_, pid, error, step, log, *times = _REPLY.unpack(data)
+        magic, id_, pid, error, step, log, left, *times = _REPLY.unpack(data)
+        removal = self._removing.pop(id_, None)
         future = self._pending.pop(id_, None)
-        if magic != MAGIC or (not error and not fds):
+        waiting: asyncio.Future[Any] | None = removal or future
+        if magic != MAGIC or (not error and not fds and removal is None):
             self._fail(_gone("the spawner speaks another protocol"))
-        elif error and future is not None and not future.done():
-            future.set_exception(_failure(error, _text(step), _text(log)))
+        elif error and waiting is not None and not waiting.done():
+            waiting.set_exception(_failure(error, _text(step), _text(log)))
+        elif not error and removal is not None:
+            if not removal.done():
+                removal.set_result(left)
         elif not error:
             _deliver(future, Spawned(pid, fds[0], tuple(times), id_))
 
     def _died(self) -> None:
-        self._read()  # answers that it still gave
+        while self._dead is None and self._read():
+            pass  # an answer that it still gave
         if self._dead is None:
             self._fail(_gone("the spawner ended"))
 
@@ -251,41 +290,11 @@ class Spawner:
         self._dead = error
         self._unwatch()
         self._queue.clear()
-        pending, self._pending = self._pending, {}
-        for future in pending.values():
+        waiting: list[asyncio.Future[Any]] = [*self._pending.values(), *self._removing.values()]
+        self._pending, self._removing = {}, {}
+        for future in waiting:
             if not future.done():
                 future.set_exception(_gone(error.message))
-
-
-def _launch(binary: Path, guest: Path, guest_uid: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        try:
-            process = _run(binary, guest, guest_uid, theirs.fileno())
-        except OSError as error:
-            ours.close()
-            hint = "build the native part: make -C native"
-            raise CreateFailed(f"cannot start the spawner: {error}", phase="spawner", hint=hint) from error
-    ours.setblocking(False)
-    return process, ours
-
-
-def _run(binary: Path, guest: Path, guest_uid: int, link: int) -> subprocess.Popen[bytes]:
-    guest_fd = os.open(guest, os.O_PATH | os.O_CLOEXEC)
-    try:
-        command = [str(binary), "--socket", str(link), "--guest", str(guest_fd), "--guest-uid", str(guest_uid)]
-        return subprocess.Popen(command, pass_fds=(link, guest_fd), stdin=subprocess.DEVNULL, cwd="/")
-    finally:
-        os.close(guest_fd)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """The link is closed: it ends by itself."""
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
@@ -319,8 +328,12 @@ def _gone(message: str) -> CreateFailed:
     return CreateFailed(message, phase="spawner", hint=_HINTS["spawner"])
 
 
-def _failure(error: int, step: str, log: str) -> CreateFailed:
+def _failure(error: int, step: str, log: str) -> BarchanError:
     name = errno.errorcode.get(error, str(error))
     kernel = f"; the kernel says: {log}" if log else ""
     text = f"container set-up failed at {step}: {name} ({os.strerror(error)}){kernel}"
+    if step == "disk" and error == errno.ENOSPC:
+        return NodeStorageFull(f"the scratch volume or its disk is full: {text}", phase=step)
+    if step == "disk" and error == errno.EDQUOT:
+        return SandboxDiskFull(f"the sandbox's disk limit is too small: {text}", phase=step)
     return CreateFailed(text, phase=step, hint=_HINTS.get(step, ""))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -94,7 +95,14 @@ class GroupTree:
         self.unified = layout.unified / name
         self._controllers = tuple(c for c in CONTROLLERS if c not in without)
         self.v1 = {controller: path / name for controller, path in layout.v1.items() if controller not in without}
+        self.texts = functools.lru_cache(maxsize=64)(self._texts)
+        """`texts(limits)`: limits for the spawner (native/spawn.h); v1 hierarchies are numbered as in `parents_v1`."""
         self._on_v2 = tuple(c for c in self._controllers if c not in layout.v1)
+
+    @property
+    def parents_v1(self) -> tuple[Path, ...]:
+        """Of v1 groups, one for each hierarchy."""
+        return tuple(dict.fromkeys(self.v1.values()))
 
     def prepare(self) -> None:
         """Make the parents and hand the controllers down to them. All groups are closed to others, also old ones."""
@@ -127,6 +135,19 @@ class GroupTree:
             v1 = self.v1.get(controller)
             groups.set_limit(controller, f"{v1 or self.unified}/{sandbox}", limits, v1=v1 is not None)
 
+    def _texts(self, limits: Limits) -> tuple[str, ...]:
+        numbers = {parent: str(number) for number, parent in enumerate(self.parents_v1)}
+        return tuple(
+            f"{'?' * write.optional}{numbers[v1] if v1 else 'v2'}/{write.file}={write.value}"
+            for controller in self._controllers
+            for v1 in (self.v1.get(controller),)
+            for write in groups.limit_writes(controller, limits, v1=v1 is not None)
+        )
+
+    def named(self, sandbox: str) -> Group:
+        """The groups of a sandbox, whether or not there are any."""
+        return Group.unopened(sandbox, self.unified / sandbox, {c: path / sandbox for c, path in self.v1.items()})
+
     def open(self, sandbox: str) -> Group | None:
         """The groups of a sandbox made earlier, perhaps by a process that is gone; None unless all are there."""
         if not all((parent / sandbox).is_dir() for parent in self._parents()):
@@ -155,7 +176,7 @@ class GroupTree:
 
     def _parents(self) -> tuple[Path, ...]:
         """cgroup2 first: killing there ends what is in the v1 groups as well."""
-        return (self.unified, *dict.fromkeys(self.v1.values()))
+        return (self.unified, *self.parents_v1)
 
 
 def _below(parent: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -65,6 +65,11 @@ class Group:
         it would by cgroup.procs (6 to 30 ms)."""
         self._hits_fds: tuple[int, ...] = ()
         """Of what `limit_hits` reads, from its first call on."""
+
+    @classmethod
+    def unopened(cls, sandbox: str, unified: Path, v1: dict[str, Path]) -> Group:
+        """For asking: without descriptors, and perhaps of a sandbox that is gone."""
+        return cls(sandbox, unified, v1, -1, ())
 
     @classmethod
     def open(cls, sandbox: str, unified: Path, v1: dict[str, Path]) -> Group:
@@ -125,15 +130,19 @@ class Group:
             processes=len(self.pids()),
         )
 
+    def throttled(self) -> float:
+        """Seconds for which the limit of CPU time kept its processes from running; 0 when the groups are gone."""
+        group = self.v1.get("cpu")
+        text = _text((group or self.unified) / "cpu.stat").encode()
+        return _value(text, b"throttled_time") / 1e9 if group else _value(text, b"throttled_usec") / 1e6
+
     def limit_hits(self) -> tuple[int, int]:
         """How often a process was killed for memory, and how often one more was refused."""
         # Asked for with each command: opening the files would cost ten times the reading.
         if not self._hits_fds:
             memory = self.v1.get("memory")
-            oom = memory / "memory.oom_control" if memory else self.unified / "memory.events"
-            self._hits_fds = _opened(
-                self.v1.get("pids", self.unified) / "pids.events", *([oom] if oom.exists() else [])
-            )
+            oom = f"{memory}/memory.oom_control" if memory else f"{self.unified}/memory.events"
+            self._hits_fds = _opened(f"{self.v1.get('pids', self.unified)}/pids.events", oom)
         pids, *memory_text = (os.pread(fd, 4096, 0) for fd in self._hits_fds)
         return sum(_value(text, b"oom_kill") for text in memory_text), _value(pids, b"max")
 
@@ -147,40 +156,52 @@ class Group:
         )
 
 
+class Write(NamedTuple):
+    """One limit: a file of a group and what is written to it."""
+
+    file: str
+    value: str
+    optional: bool = False
+    """The file is an option of the kernel."""
+
+
+def limit_writes(controller: str, limits: Limits, *, v1: bool) -> tuple[Write, ...]:
+    """What sets the limit of one controller."""
+    if controller == "pids":
+        return (Write("pids.max", str(limits.pids)),)
+    if controller == "cpu":
+        quota = max(int(limits.cpus * _PERIOD), _SHORTEST_QUOTA)
+        return (Write("cpu.cfs_quota_us", str(quota)) if v1 else Write("cpu.max", f"{quota} {_PERIOD}"),)
+    size = str(limits.memory)
+    if v1:
+        # memsw is memory and swap together.
+        memory, both = Write("memory.limit_in_bytes", size), Write("memory.memsw.limit_in_bytes", size, True)
+        return (memory, both, Write("memory.kmem.tcp.limit_in_bytes", str(socket_memory(limits)), True))
+    return (Write("memory.max", size), Write("memory.swap.max", "0", True))
+
+
 def set_limit(controller: str, group: Path | str, limits: Limits, *, v1: bool) -> None:
     """Write the limit of one controller."""
-    if controller == "pids":
-        _write(f"{group}/pids.max", str(limits.pids))
-    elif controller == "cpu":
-        quota = max(int(limits.cpus * _PERIOD), _SHORTEST_QUOTA)
-        if v1:
-            _write(f"{group}/cpu.cfs_quota_us", str(quota))
-        else:
-            _write(f"{group}/cpu.max", f"{quota} {_PERIOD}")
-    elif v1:
-        _limit_memory_v1(group, str(limits.memory))
-        _write_if_there(f"{group}/memory.kmem.tcp.limit_in_bytes", str(socket_memory(limits)))
-    else:
-        _write(f"{group}/memory.max", str(limits.memory))
-        _write_if_there(f"{group}/memory.swap.max", "0")
+    writes = limit_writes(controller, limits, v1=v1)
+    for number, write in enumerate(writes):
+        try:
+            _limit(group, write)
+        except OSError as error:
+            if error.errno != errno.EINVAL or number + 1 == len(writes):
+                raise
+            # Of two limits of which one must not be above the other, the old values say which one goes first.
+            _limit(group, writes[number + 1])
+            _limit(group, write)
+
+
+def _limit(group: Path | str, write: Write) -> None:
+    with contextlib.suppress(*([FileNotFoundError] if write.optional else [])):
+        _write(f"{group}/{write.file}", write.value)
 
 
 def socket_memory(limits: Limits) -> int:
     """Bytes for network socket buffers on v1, which counts them apart from the memory limit. v2 counts them in it."""
     return max(limits.memory // 4, 4 * MIB)
-
-
-def _limit_memory_v1(group: Path | str, size: str) -> None:
-    """memsw (memory and swap together) must never be below the memory limit: the order depends on the old value."""
-    memory, both = f"{group}/memory.limit_in_bytes", f"{group}/memory.memsw.limit_in_bytes"
-    try:
-        _write(memory, size)
-        _write_if_there(both, size)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        _write_if_there(both, size)
-        _write(memory, size)
 
 
 def kill(group: Path) -> None:
@@ -325,15 +346,16 @@ def _value(text: bytes, name: bytes) -> int:
     return 0
 
 
-def _opened(*paths: Path) -> tuple[int, ...]:
-    """For reading; all or none."""
-    with contextlib.ExitStack() as undo:
-        fds = []
-        for path in paths:
-            fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            undo.callback(os.close, fds[-1])
-        undo.pop_all()
-    return tuple(fds)
+def _opened(needed: str, optional: str) -> tuple[int, ...]:
+    """For reading."""
+    fd = os.open(needed, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return (fd, os.open(optional, os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return (fd,)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def _write(path: Path | str, value: str) -> None:
@@ -342,9 +364,3 @@ def _write(path: Path | str, value: str) -> None:
         os.write(fd, value.encode())
     finally:
         os.close(fd)
-
-
-def _write_if_there(path: Path | str, value: str) -> None:
-    """Swap and socket accounting are options of the kernel."""
-    with contextlib.suppress(FileNotFoundError):
-        _write(path, value)

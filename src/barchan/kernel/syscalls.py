@@ -147,9 +147,13 @@ class _Statfs(ctypes.Structure):
     _fields_ = [("type", ctypes.c_long), ("rest", ctypes.c_char * 248)]
 
 
-def filesystem_magic(path: str | Path) -> int:
-    """The `f_type` of statfs(2)."""
+def filesystem_magic(at: str | Path | int) -> int:
+    """The `f_type` of statfs(2), of a path or a descriptor."""
     result = _Statfs()
-    if _libc.statfs(_Bytes(os.fsencode(path)), ctypes.byref(result)):
-        raise oserror(f"statfs {path}")
+    if isinstance(at, int):
+        failed = _libc.fstatfs(at, ctypes.byref(result))
+    else:
+        failed = _libc.statfs(_Bytes(os.fsencode(at)), ctypes.byref(result))
+    if failed:
+        raise oserror(f"statfs {at}")
     return int(result.type) & 0xFFFFFFFF

@@ -49,7 +49,7 @@ class LayerMounts:
         `LayerCorrupt` when its content is not what its digest says; nothing stays mounted then.
         """
         target = self.root / refs.hex_of(layer.digest)
-        fd = self._clone(target)
+        fd = self.clone(layer)
         if fd is not None:
             return fd
         with self._locked():
@@ -61,13 +61,17 @@ class LayerMounts:
             raise NodeError(f"layer {layer.digest} was unmounted by someone else", phase="mount")
         return fd
 
-    def _clone(self, target: Path) -> int | None:
+    def clone(self, layer: Layer) -> int | None:
+        """As `acquire`, but None if it is not mounted yet. Does not block."""
+        return self._clone(f"{self.root}/{refs.hex_of(layer.digest)}")
+
+    def _clone(self, target: Path | str) -> int | None:
         """None when nothing is mounted there: asked of the clone itself, not of a table that may change."""
         try:
             fd = syscalls.open_tree(target, clone=True)
         except FileNotFoundError:
             return None
-        if syscalls.filesystem_magic(f"/proc/self/fd/{fd}") == syscalls.MAGIC_EROFS:
+        if syscalls.filesystem_magic(fd) == syscalls.MAGIC_EROFS:
             return fd
         os.close(fd)
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -19,6 +20,7 @@ from barchan.backends.base import Backend, Metered
 from barchan.config import NodeConfig
 from barchan.errors import (
     BarchanError,
+    ExecNotFound,
     NodeUnavailable,
     NotSupported,
     SandboxNotFound,
@@ -28,10 +30,12 @@ from barchan.errors import (
 from barchan.kernel import processes
 from barchan.node.admission import Room, admit
 from barchan.node.creation import Creation
+from barchan.node.execution import Execution
 from barchan.node.info import describe
 from barchan.node.listing import page, wants_ended
 from barchan.node.machine import Event, advance
-from barchan.node.recorder import Recorder
+from barchan.node.past import gone
+from barchan.node.recorder import CLOCK_SLACK, Recorder
 from barchan.node.registry import Registry, SandboxRow
 from barchan.node.sandbox import LiveSandbox
 from barchan.spec import (
@@ -44,6 +48,7 @@ from barchan.spec import (
     SandboxState,
     check_spec,
 )
+from barchan.trajectory.index import Rebuilt
 from barchan.usage import SandboxStats
 from barchan.wire import messages as m
 
@@ -68,7 +73,7 @@ class Agent:
         """What the registry is about to say of those that end: state and reason."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
-        self._host_seen = (processes.Memory(0, 0), 0)
+        self._host_seen = (processes.Memory(0, 0), 0, 0)
         self._host_until = 0.0
 
     # --- verbs
@@ -146,6 +151,7 @@ class Agent:
             memory_promised=room.memory_promised,
             disk_total=room.disk,
             disk_promised=room.disk_promised,
+            cpus_total=len(os.sched_getaffinity(0)),
             version=_version.__version__,
             notes=backend.abilities.notes,
             data_mounts=tuple(sorted(self.config.data_mounts)),
@@ -176,6 +182,23 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    # --- what is recorded
+
+    async def commands(self, id: str) -> Rebuilt:
+        """Its commands, also when it has ended. Raises `SandboxNotFound` once nobody remembers it."""
+        row = self.row(id)
+        return await self.recorder.commands(id, bool(row.ended), row.created - CLOCK_SLACK)
+
+    async def ended_exec(self, id: str, exec_id: str) -> Execution:
+        """A command of a sandbox that has ended. Raises `ExecNotFound`, `RecordGone`."""
+        known = await self.commands(id)
+        state = known.execs.get(exec_id)
+        if state is None and known.whole:
+            raise ExecNotFound(f"no command {exec_id}", field="id")
+        if state is None or not state.ended:
+            raise gone(id, f"command {exec_id}")
+        return Execution.from_log(id, state, await self.recorder.result_of(state), self.recorder)
+
     # --- ending
 
     def serve(self, sandbox: LiveSandbox) -> None:
@@ -199,21 +222,24 @@ class Agent:
                 return self.get(row.id)
             self._going[row.id] = (step.state, reason)
             # Not waited for: an agent that dies before this is written finds a sandbox whose first process ended.
-            marked = asyncio.ensure_future(self.registry.update(row.id, durable=False, state=step.state, reason=reason))
+            young = row.state == "creating"
+            marked = self.registry.update(row.id, durable=False, hurried=young, state=step.state, reason=reason)
             try:
-                if row.state == "creating":
+                if young:
                     await marked
                     await self.creation.ended(row.id)
                 await self._remove(row, step.state, reason)
-            finally:
-                try:
-                    await marked
-                finally:
-                    self._going.pop(row.id, None)
-            await self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
+            except BaseException:
+                await marked
+                raise
+            ended = self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
+            await marked
+            await ended
+            self._going.pop(row.id, None)
             self.recorder.forget(row.id)
             return self.get(row.id)
         finally:
+            self._going.pop(row.id, None)
             self._ending.pop(row.id, None)
 
     async def _remove(self, row: SandboxRow, state: SandboxState, reason: str) -> None:
@@ -266,16 +292,16 @@ class Agent:
             )
         return backend
 
-    def _host(self) -> tuple[processes.Memory, int]:
-        """Its memory and free process ids, not older than `HOST_SECONDS`."""
+    def _host(self) -> tuple[processes.Memory, int, int]:
+        """Its memory, free process ids and open files, not older than `HOST_SECONDS`."""
         if time.monotonic() >= self._host_until:
-            self._host_seen = (processes.memory(), processes.pids_free())
+            self._host_seen = (processes.memory(), processes.pids_free(), processes.files_free())
             self._host_until = time.monotonic() + HOST_SECONDS
         return self._host_seen
 
     def _room(self) -> Room:
         promised = self.registry.promised
-        memory, pids_free = self._host()
+        memory, pids_free, files_free = self._host()
         space = next(iter(self.backends.values())).space()
         return Room(
             sandboxes=promised.sandboxes + len(self.creation.admitted),
@@ -288,6 +314,7 @@ class Agent:
             disk_size=space.size,
             disk_free=space.free,
             pids_free=pids_free,
+            files_free=files_free,
         )
 
 

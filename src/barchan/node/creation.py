@@ -72,12 +72,13 @@ class Creation:
         try:
             if earlier is not None:
                 await asyncio.wait([earlier])
-            making = self._start(id, spec) if self._agent.registry.by_key(key) is None else None
-            await asyncio.sleep(0)
-            if making is not None and making.done() and await self._take(id, spec, key, making, began):
-                return id, None
-            if making is not None and making.done():
-                making = None
+            making = None
+            if self._agent.registry.by_key(key) is None:
+                running = self._agent.backend(spec.backend).take(Launch(id=id, spec=spec))
+                if running is None:
+                    making = self._start(id, spec)
+                elif await self._take(id, spec, key, running, began):
+                    return id, None
             return await self._claim_new(id, spec, key, making, began)
         finally:
             self.admitted.remove(spec.limits)
@@ -87,13 +88,12 @@ class Creation:
     def _start(self, id: str, spec: SandboxSpec) -> asyncio.Task[Running]:
         return self._agent.spawn(self._agent.backend(spec.backend).create(Launch(id=id, spec=spec)))
 
-    async def _take(self, id: str, spec: SandboxSpec, key: str, made: asyncio.Task[Running], began: float) -> bool:
+    async def _take(self, id: str, spec: SandboxSpec, key: str, running: Running, began: float) -> bool:
         """Claim a sandbox that was ready: one entry in the registry says that it is. False if it does not answer."""
         sandbox = LiveSandbox(
             id, spec, spec.secrets, self._agent.backend(spec.backend), self._agent.recorder, self._agent.broken
         )
         try:
-            running = made.result()
             await sandbox.connect()
         except (BarchanError, OSError) as error:
             await self._discard(id, sandbox, error)

@@ -21,6 +21,7 @@ from barchan.errors import BarchanError, Conflict, SandboxNotFound
 from barchan.node.rows import (
     DROP,
     DROP_SECRETS,
+    ENCODER,
     ENDED,
     NOT_MADE,
     PUT,
@@ -43,6 +44,8 @@ __all__ = ["Claim", "Registry", "SandboxRow"]
 
 HISTORY, HISTORY_SECONDS = 10_000, 86400.0
 """How many ended sandboxes are remembered, and for how long."""
+DIGESTS = 256
+"""Of different requests, remembered."""
 TOUCH_SECONDS = 20.0
 """Uses are on disk after this time at the latest, plus one commit."""
 
@@ -63,6 +66,7 @@ class Registry:
         self._redactor = redactor
         self._clock = clock
         self._table = Table(rows)
+        self._digests: dict[bytes, bytes] = {}
         self._staged: dict[str, SandboxRow | None] = {}
         self._syncing = True
         self._view = Table(rows)
@@ -74,7 +78,7 @@ class Registry:
     async def open(
         cls, layout: Layout, redactor: Redactor | None = None, *, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Load every row. Raises `NodeStorageFull`, and `InternalError` for a damaged file or a newer schema."""
+        """Load every row. Raises `NodeStorageFull`, `InternalError` for a damaged file, and `WrongVersion`."""
         if redactor is None:
             redactor = await asyncio.to_thread(Redactor.load, layout.data)
         connection, rows = await asyncio.to_thread(load, layout.registry)
@@ -119,7 +123,7 @@ class Registry:
             state=state,
             spec=redacted,
             create_key=create_key,
-            digest=self._redactor.digest(redacted),
+            digest=self._digest(redacted),
             created=created,
             last_used=created,
             expires=expires,
@@ -130,17 +134,25 @@ class Registry:
             if known := self._claimed(row):
                 return Claim(known, False)
             self._staged[id] = row
-            self._connection.executemany(PUT_SECRET, [(id, name, value) for name, value in spec.secrets.items()])
+            if spec.secrets:
+                self._connection.executemany(PUT_SECRET, [(id, name, value) for name, value in spec.secrets.items()])
             return Claim(row, True)
 
         return cast(Claim, await self._submit(run))
 
-    async def update(
-        self, id: str, *, when: tuple[SandboxState, ...] = (), durable: bool = True, **fields: Unpack[Fields]
-    ) -> SandboxRow:
+    def update(
+        self,
+        id: str,
+        *,
+        when: tuple[SandboxState, ...] = (),
+        durable: bool = True,
+        hurried: bool = True,
+        **fields: Unpack[Fields],
+    ) -> asyncio.Future[SandboxRow]:
         """Change a row. `Conflict` if its state is none of `when` (empty: any), `SandboxNotFound` if there is none.
 
-        Not `durable`: a power cut may undo it, the end of the agent does not.
+        Not `durable`: a power cut may undo it, the end of the agent does not. Not `hurried`: it is written with the next
+        change, or some 20 ms later.
 
         A new `spec` keeps the secrets that there were. A row that has ended stays ended, and has no secrets any more.
         """
@@ -152,12 +164,13 @@ class Registry:
             if when and row.state not in when:
                 raise Conflict(f"sandbox {id} is {row.state}", field="state")
             changed = self._changed(row, fields)
-            if changed.ended and not row.ended:
+            if changed.ended and not row.ended and row.spec.secrets:
                 self._connection.execute(DROP_SECRETS, (id,))
             self._staged[id] = changed
             return changed
 
-        return cast(SandboxRow, await self._submit(run, durable=durable))
+        job = Job(run, durable=durable)
+        return self._writer.submit(job) if hurried else self._writer.join(job)
 
     async def remove(self, id: str) -> None:
         """Forget a sandbox, its key and its secrets. None of that name is fine."""
@@ -239,9 +252,11 @@ class Registry:
 
     def _changed(self, row: SandboxRow, fields: Fields) -> SandboxRow:
         changed = msgspec.structs.replace(row, **fields)
-        spec = msgspec.structs.replace(changed.spec, secrets=row.spec.secrets)
+        if changed.spec is not row.spec:
+            spec = msgspec.structs.replace(changed.spec, secrets=row.spec.secrets)
+            changed = msgspec.structs.replace(changed, spec=spec)
         ended = row.ended or (self._clock() if changed.state in ENDED else 0.0)
-        return msgspec.structs.replace(changed, spec=spec, ended=ended)
+        return changed if ended == changed.ended else msgspec.structs.replace(changed, ended=ended)
 
     def _remove(self, id: str) -> None:
         self._connection.execute(DROP_SECRETS, (id,))
@@ -265,6 +280,16 @@ class Registry:
                 self._staged[id] = msgspec.structs.replace(row, last_used=now)
 
     # --- in the loop
+
+    def _digest(self, redacted: SandboxSpec) -> bytes:
+        """Of a request; many ask for the same."""
+        encoded = ENCODER.encode(redacted)
+        digest = self._digests.get(encoded)
+        if digest is None:
+            if len(self._digests) >= DIGESTS:
+                self._digests.clear()
+            digest = self._digests[encoded] = self._redactor.digest(redacted)
+        return digest
 
     def _submit(self, run: Callable[[], Any], *, durable: bool = True) -> asyncio.Future[Any]:
         return self._writer.submit(Job(run, durable=durable))

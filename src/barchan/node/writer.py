@@ -17,6 +17,7 @@ from barchan.spec import MIB
 
 GROUP_JOBS, GROUP_BYTES = 1024, 4 * MIB
 """What one group takes at most."""
+JOIN_SECONDS = 0.02
 QUEUE_BYTES = 64 * MIB
 """From here on `room` waits."""
 
@@ -78,6 +79,8 @@ class Writer:
         self._pending = 0
         self._early = 0
         self._waiting: list[asyncio.Future[None]] = []
+        self._joining: list[Job] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -93,13 +96,34 @@ class Writer:
         return self._early > 0
 
     def submit(self, job: Job) -> asyncio.Future[Any]:
+        self._take(job)
+        if self._joining:
+            self._hurry()
+        self._queue.put(job)
+        return job.future
+
+    def join(self, job: Job) -> asyncio.Future[Any]:
+        """Submit with the next job, or after `JOIN_SECONDS` without one: a group of its own would cost as much as that one."""
+        self._take(job)
+        self._joining.append(job)
+        if self._timer is None:
+            self._timer = self._loop.call_later(JOIN_SECONDS, self._hurry)
+        return job.future
+
+    def _take(self, job: Job) -> None:
         if self.closed:
             raise InternalError("the writer is closed")
         job.future = self._loop.create_future()
         self._pending += job.size
         self._early += not job.durable
-        self._queue.put(job)
-        return job.future
+
+    def _hurry(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for job in self._joining:
+            self._queue.put(job)
+        self._joining.clear()
 
     async def room(self) -> None:
         """Wait while `QUEUE_BYTES` or more are pending."""
@@ -111,6 +135,7 @@ class Writer:
     async def close(self) -> None:
         """Carry out what was submitted and end the thread. Safe twice."""
         if not self.closed:
+            self._hurry()
             self.closed = True
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
