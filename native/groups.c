@@ -10,8 +10,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define POOL 4u
-
 static int base = -1;
 static struct group *pool, *busy, *lingering;
 static uint32_t pooled, numbered;
@@ -29,7 +27,7 @@ bool groups_available(void) {
 }
 
 static void name_of(uint32_t number, char name[16]) {
-    snprintf(name, 16, "x%u", number);
+    snprintf(name, 16, GROUP_NAME, number);
 }
 
 static struct group *discard(struct group *g) {
@@ -76,7 +74,7 @@ struct group *group_take(uint64_t op) {
 /* After cgroup.kill a group is of no more use: kernels since 6.12 also kill what is later cloned into it, because they
  * compare its count of kills with that of the parent's group (seen on 6.18). */
 static void retire(struct group *g) {
-    if (pooled >= POOL || g->killed) {
+    if (pooled >= GROUPS_KEPT || g->killed) {
         discard(g);
         return;
     }

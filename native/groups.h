@@ -6,6 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define GROUP_NAME "x%u" /* of a group's number: counted from 0 */
+#define GROUPS_KEPT 4u   /* at most so many empty ones wait for the next program */
+
 struct group {
     int dir, procs; /* procs: cgroup.procs, for reading and writing */
     uint32_t number;
@@ -34,4 +37,6 @@ const struct group *groups_next(const struct group *after);
 /* process_format.c, pure: calls `each`, unless NULL, for the pids of a cgroup.procs file, which may come in pieces:
  * `partial` is 0 at first. Its lines. */
 uint32_t pids_parse(const char *text, size_t size, uint32_t *partial, void (*each)(int pid, void *context), void *context);
+/* The parent's pid from the text of /proc/<pid>/stat, 0 if it is none. `forked`: it has not become another program yet. */
+int parent_parse(const char *text, bool *forked);
 #endif

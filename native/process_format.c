@@ -2,7 +2,10 @@
 #include "tasks.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
+
+#define FORKED_NO_EXEC 0x40u /* PF_FORKNOEXEC */
 
 static unsigned long field(const char *status, const char *name) {
     const char *at = strstr(status, name);
@@ -48,4 +51,16 @@ uint32_t pids_parse(const char *text, size_t size, uint32_t *partial, void (*eac
         *partial = 0;
     }
     return lines;
+}
+
+/* The name, in parentheses, is the process's own to choose. */
+int parent_parse(const char *text, bool *forked) {
+    int ppid = 0;
+    unsigned flags = 0;
+    const char *name_end = strrchr(text, ')');
+    *forked = false;
+    if (!name_end || sscanf(name_end, ") %*c %d %*d %*d %*d %*d %u", &ppid, &flags) != 2)
+        return 0;
+    *forked = flags & FORKED_NO_EXEC;
+    return ppid;
 }

@@ -229,12 +229,12 @@ static uint32_t report_parse(const char report[REPORT_MAX], uint32_t size, int32
     return *code < 0 ? size : digits + 1;
 }
 
-/* A report says that the shell is ready, or how a command ended; anything else ends the session: the shell could not be
- * followed any more. */
+/* A report says that the shell is ready, or how a command ended that it had read; anything else ends the session: the shell
+ * could not be followed any more. */
 static void reported(struct shell *shell, int32_t code) {
     if (code >= 0 && !shell->ready)
         shell->ready = true;
-    else if (code >= 0 && shell->run && !((struct run *)shell->run->state)->reported)
+    else if (code >= 0 && shell->run && !shell->text && !((struct run *)shell->run->state)->reported)
         run_over(shell->run, OUT_EXITED, code);
     else {
         source_close(&shell->reports);

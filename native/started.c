@@ -4,11 +4,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define ANCESTORS 256
-#define FORKED_NO_EXEC 0x40u /* PF_FORKNOEXEC in /proc/<pid>/stat */
 
 static bool has(const struct pids *pids, int pid) {
     for (uint32_t i = 0; i < pids->count; i++)
@@ -28,23 +26,16 @@ static void add(int pid, void *context) {
     pids->list[pids->count++] = pid;
 }
 
-/* `forked`: it has not become another program yet. */
 static int parent_of(int pid, bool *forked) {
     char path[32], text[512];
-    unsigned flags = 0;
-    int ppid = 0;
+    bool ignored;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0)
         close(fd);
     text[n > 0 ? n : 0] = 0;
-    const char *name_end = strrchr(text, ')');
-    if (!name_end || sscanf(name_end, ") %*c %d %*d %*d %*d %*d %u", &ppid, &flags) != 2)
-        return 0;
-    if (forked)
-        *forked = flags & FORKED_NO_EXEC;
-    return ppid;
+    return parent_parse(text, forked ? forked : &ignored);
 }
 
 /* What background processes of earlier commands start belongs to those. */

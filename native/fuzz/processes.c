@@ -1,4 +1,5 @@
-/* Input: the text of /proc/<pid>/status, a 0x01 byte, what its cmdline holds. The whole is taken as a cgroup.procs file, too. */
+/* Input: the text of /proc/<pid>/status, a 0x01 byte, what its cmdline holds. The whole is taken as a cgroup.procs file and as
+ * a /proc/<pid>/stat, too, and what comes before the mark as the name in one. */
 #include "../groups.h"
 #include "../tasks.h"
 #include "fuzz.h"
@@ -56,6 +57,15 @@ static void check_pids(const char *text, size_t size) {
     HOLDS(whole.count == pieces.count && whole.sum == pieces.sum);
 }
 
+/* Whatever a process calls itself, it must not choose its parent. */
+static void check_parent(const char *name, unsigned flags) {
+    char text[512];
+    bool forked, all;
+    snprintf(text, sizeof text, "7 (%.64s) S 41 7 7 0 -1 %u 100 0 0", name, flags);
+    HOLDS(parent_parse(text, &forked) == 41 && forked == ((flags & 0x40) != 0));
+    HOLDS(parent_parse(name, &all) == 0 || strchr(name, ')'));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const uint8_t *mark = size ? memchr(data, 1, size) : NULL;
     size_t head = mark ? (size_t)(mark - data) : size, rest = mark ? size - head - 1 : 0;
@@ -64,6 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (head)
         memcpy(status, data, head);
     status[head] = 0;
+    check_parent(status, (unsigned)size);
     if (rest < ARGV_MAX)
         check_process(status, mark ? (const char *)mark + 1 : "", rest);
     free(status);

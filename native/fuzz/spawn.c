@@ -6,25 +6,53 @@
 
 #define GUEST_UID 900000000u
 
-static void check(const struct request *r) {
-    const struct spawn_request *head = &r->head;
+static void check_ids(const struct spawn_request *head) {
     uint64_t guest = head->guest_uid ? head->guest_uid : GUEST_UID, end = (uint64_t)head->uid_base + head->uid_count;
     HOLDS(head->uid_base > 0 && head->uid_count > 0 && end <= UINT32_MAX);
     HOLDS(guest < head->uid_base || guest >= end);
-    int park = (head->flags & SPAWN_PARK) != 0, order = head->parked != 0;
+}
+
+static void check_name(const char *name) {
+    HOLDS(*name && *name != '.' && !strchr(name, '/') && strlen(name) < SPAWN_NAME);
+}
+
+static void check_texts(const struct request *r) {
+    const uint32_t names = r->head.flags & SPAWN_REMOVE ? r->head.texts : r->head.texts > 0;
+    const char *end = r->text + r->text_size;
+    HOLDS(r->head.texts <= SPAWN_MAX_TEXTS && r->head.data <= SPAWN_MAX_DATA);
+    for (uint32_t i = 0; i < r->head.data; i++)
+        HOLDS(r->targets[i][0] == '/' && strlen(r->targets[i]) > 1 && strlen(r->targets[i]) < SPAWN_TARGET);
+    for (uint32_t i = 0; i < r->head.texts; i++) {
+        HOLDS(r->texts[i] >= r->text && r->texts[i] < end && strlen(r->texts[i]) < SPAWN_TARGET);
+        HOLDS(r->texts[i] + strlen(r->texts[i]) < end);
+        if (i < names)
+            check_name(r->texts[i]);
+    }
+}
+
+static void check_removal(const struct request *r) {
+    HOLDS(r->head.flags == SPAWN_REMOVE && r->count == 0 && r->head.texts >= 1 && r->head.data == 0);
+}
+
+static void check(const struct request *r) {
+    const struct spawn_request *head = &r->head;
+    int park = (head->flags & SPAWN_PARK) != 0, order = head->parked != 0, place = (head->flags & SPAWN_PLACE) != 0;
+    if (!place)
+        check_ids(head);
+    HOLDS(!place || (!head->uid_base && !head->uid_count && !head->guest_uid && head->texts && head->disk_bytes));
+    HOLDS(place || !head->texts);
     HOLDS(!park || !order);
     HOLDS(park ? head->layers == 0 : head->layers >= 1);
-    HOLDS(head->layers <= SPAWN_MAX_LAYERS && head->groups <= SPAWN_MAX_GROUPS && !(order && head->groups));
-    HOLDS((r->listener >= 0) == !park && (r->writable >= 0) == !park && (r->cgroup >= 0) == !order);
-    HOLDS(!(park || order) || r->netns < 0);
+    HOLDS(head->layers <= SPAWN_MAX_LAYERS && head->groups <= SPAWN_MAX_GROUPS && !((order || place) && head->groups));
+    HOLDS((r->listener >= 0) == (!park && !place) && (r->writable >= 0) == (!park && !place));
+    HOLDS((r->cgroup >= 0) == (!order && !place));
+    HOLDS(!(park || order || place) || r->netns < 0);
     HOLDS(head->shm_bytes && head->oom_score_adj >= 0 && head->oom_score_adj <= 1000);
     HOLDS(memchr(head->hostname, 0, sizeof head->hostname));
     HOLDS((r->netns >= 0) == ((head->flags & SPAWN_NETNS) != 0));
     HOLDS(r->groups + head->groups == r->layers && r->layers + head->layers == r->data);
-    HOLDS(r->data + head->data == r->fds + r->count && head->data <= SPAWN_MAX_DATA && !(park && head->data));
-    for (uint32_t i = 0; i < head->data; i++)
-        HOLDS(r->targets[i][0] == '/' && strlen(r->targets[i]) > 1 && strlen(r->targets[i]) < SPAWN_TARGET);
-    HOLDS(r->count <= FDS_MAX && r->fds[r->count - 1] == 100 + r->count - 1);
+    HOLDS(r->data + head->data == r->fds + r->count && !(park && head->data));
+    HOLDS(r->count <= FDS_MAX && (r->count == 0 || r->fds[r->count - 1] == 100 + r->count - 1));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -38,7 +66,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     request.count = data[0] < FDS_MAX ? data[0] : FDS_MAX;
     for (int i = 0; i < request.count; i++)
         request.fds[i] = 100 + i;
-    if (spawn_parse(&request, GUEST_UID))
+    if (!spawn_parse(&request, GUEST_UID))
+        return 0;
+    check_texts(&request);
+    if (request.head.flags & SPAWN_REMOVE)
+        check_removal(&request);
+    else
         check(&request);
     return 0;
 }

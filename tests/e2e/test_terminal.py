@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from barchan import Sandbox, TerminalProcess, errors
+from barchan import Client, Sandbox, TerminalProcess, errors
 from tests.rig import within
 from tests.server import Server
 from tests.terminals import LocalTerminal
@@ -35,6 +35,15 @@ async def test_it_is_a_terminal(sandbox: Sandbox) -> None:
         assert (await terminal.wait()).exit_code == 7
     async with await sandbox.tty("echo $TERM", env={"TERM": "dumb"}) as terminal:
         assert await until(terminal, b"\n") == b"dumb\r\n"
+
+
+async def test_the_kind_that_the_sandbox_was_made_with(client: Client, tiny_env: str) -> None:
+    async with (
+        await client.create(tiny_env, env={"TERM": "vt100"}) as box,
+        await box.tty("echo $TERM") as terminal,
+    ):
+        assert await until(terminal, b"\n") == b"vt100\r\n"
+        assert (await box.run("echo $TERM")).text == "vt100\n"
 
 
 async def test_a_shell_to_type_in(sandbox: Sandbox) -> None:
@@ -129,6 +138,25 @@ def work(terminal: LocalTerminal) -> None:
     terminal.type(b"exit 9\r")
     assert terminal.wait() == 9
     assert terminal.settings() == terminal.before
+
+
+@pytest.mark.parametrize(
+    ("ours", "options", "kind"),
+    [("vt220", (), b"vt220"), ("", (), b"xterm-256color"), ("vt220", ("-e", "TERM=ansi"), b"ansi")],
+    ids=["ours", "none of ours", "given"],
+)
+async def test_its_kind(
+    server: Server,
+    sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    ours: str,
+    options: tuple[str, ...],
+    kind: bytes,
+) -> None:
+    monkeypatch.setenv("TERM", ours)
+    with on_terminal(server, "exec", "-it", *options, sandbox.id, "sh", "-c", "echo is $TERM.") as terminal:
+        await asyncio.to_thread(terminal.until, b"is " + kind + b".\r\n")
+        assert await asyncio.to_thread(terminal.wait) == 0
 
 
 async def test_exec_with_a_terminal(server: Server, sandbox: Sandbox) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 
-from barchan.backends.spawn_request import ParkRequest, SpawnRequest
+from barchan.backends.spawn_request import ParkRequest, Place, PlacedRequest, Removal, SpawnFlag, SpawnRequest
 from barchan.errors import SandboxNotFound
 from barchan.spec import Exec, SandboxSpec
 from barchan.wire import frames as f
@@ -134,14 +134,53 @@ def of_spawn() -> list[bytes]:
         }
         return SpawnRequest(**(given | changes))  # type: ignore[arg-type]
 
-    asked: list[SpawnRequest | ParkRequest] = [
+    place = Place(
+        "box-01", ("0/memory.limit_in_bytes=64", "?0/memory.memsw.limit_in_bytes=64", "v2/pids.max=8"), 1 << 24
+    )
+    asked: list[SpawnRequest | ParkRequest | PlacedRequest | Removal] = [
         one(groups=(0,)),
         one(netns=0, layers=(0,), data=((0, "/data"), (0, "/srv/set"))),
         one(layers=(0,) * 120, groups=(0,) * 8, guest_uid=900_000_001),
         one(parked=7, data=((0, "/d"),)),
         ParkRequest(uid_base=1 << 20, uid_count=1 << 16, cgroup=0, groups=(0, 0)),
+        PlacedRequest(place=place, hostname="box", layers=(0, 0), data=((0, "/data"),)),
+        PlacedRequest(place=place, flags=SpawnFlag.PARK),
+        PlacedRequest(place=Place("box-02"), layers=(0,), parked=7),
+        Removal(("box-01", "pool-2")),
     ]
     return [bytes((len(request.descriptors()),)) + request.pack(1) for request in asked]
+
+
+def event(number: int, argument: int = 0) -> bytes:
+    """As native/fuzz/shell.c has them."""
+    return bytes((0x80 | argument << 4 | number,))
+
+
+RUN, CANCEL, TIME, SIGNAL, ROOM, DRAIN, OUTPUT, CLOSE, HANG_UP, EXIT, KILLED, LEFT, END = range(13)
+
+
+def of_shell() -> list[bytes]:
+    """A byte of dice and manners (1: a group, 2: began, 4: one output, 8: fails to start), then reports and events."""
+    ready = b"0\n"
+    command = [event(RUN, number) for number in range(8)]
+    late = event(TIME) * 3
+    told = [
+        b"\2" + ready + command[1] + ready + command[2] + b"127\n" + event(DRAIN),
+        b"\3" + ready + command[5] + event(LEFT, 2) + late + b"130\n" + event(DRAIN),
+        b"\7" + command[0] + ready + event(OUTPUT, 5) + event(CLOSE, 1) + b"5\n" + event(DRAIN),
+        b"\3" + ready + command[3] + event(CANCEL) + event(LEFT, 1) + event(SIGNAL) + b"1\n" + late + event(DRAIN),
+        b"\2" + event(ROOM, 1) + ready + command[2] + event(ROOM, 7) + b"0\n" + event(DRAIN),
+    ]
+    broken = [b"12x", b"1234", b"\n", b"\xff", b"77\n7\n", event(HANG_UP)]
+    ended = [event(EXIT, 3), event(KILLED), event(END) + event(KILLED)]
+    begun = b"\3" + ready + command[1]
+    return told + [begun + rest + command[1] for rest in broken + ended] + [b"\x0b" + ready + command[2], b"\0"]
+
+
+def of_paths() -> list[bytes]:
+    """A byte of dice (odd: calls fail), then a path, or the name of an open file."""
+    paths = (b"/a/b", b"//srv/./data//..", b"/proc/self/fd", b"/1/dir/7x/file", b"relative/12", b"/x/")
+    return [bytes((dices,)) + path for path in paths for dices in (0, 1)]
 
 
 def of_host_guest() -> list[bytes]:
@@ -200,6 +239,8 @@ SEEDS = {
     "accounts": of_accounts,
     "processes": of_processes,
     "spawn": of_spawn,
+    "shell": of_shell,
+    "paths": of_paths,
 }
 
 

@@ -122,6 +122,18 @@ TARGETS = {
             Bug("native/spawn_parse.c", "return id < head->uid_base ||", "return id <= head->uid_base ||"),
         ),
         Target(
+            "shell",
+            ("shell.c",),
+            95,
+            Bug("native/shell.c", "digits < REPORT_MAX)", "digits <= REPORT_MAX)"),
+        ),
+        Target(
+            "paths",
+            ("paths.c",),
+            80,
+            Bug("native/paths.c", "if (size > NAME_MAX)", "if (size > NAME_MAX + 1)"),
+        ),
+        Target(
             "host_guest",
             ("wire/frames.py", "wire/guest.py", "node/channel.py", "node/operation.py"),
             78,
@@ -135,6 +147,6 @@ TARGETS = {
         ),
     )
 }
-FIRST = ("link", "requests", "tree", "spawn")
-SECOND = ("host_guest", "host_link", "accounts", "processes")
+FIRST = ("link", "requests", "tree", "spawn", "shell")
+SECOND = ("host_guest", "host_link", "accounts", "processes", "paths")
 """Halves for two test files, which run at the same time."""

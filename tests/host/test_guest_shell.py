@@ -408,6 +408,31 @@ def test_a_shell_that_never_listens(guest: Guest, link: Link) -> None:
     assert shell.closed().outcome == SIGNALED
 
 
+def test_the_end_of_a_command_that_was_not_even_read_ends_the_session(guest: Guest, link: Link) -> None:
+    shell = Shell(guest, link, "sh", "-c", "echo 0 >&9; read -r head <&8; echo 0 >&9; exec sleep 100", "sh")
+    op = shell.begin(b"x" * 900_000)
+    assert link.wait(op).outcome == SIGNALED
+    assert shell.closed().outcome == SIGNALED
+
+
+EACH = 'for f in /proc/$PPID/fd/*; do case $f in */[012]) ;; *) %s;; esac; done 2>/dev/null'
+
+
+def test_other_processes_of_the_user_cannot_forge_a_report(shell: Shell) -> None:
+    """They see the descriptors where the shell put them aside, but cannot open them."""
+    script = EACH % 'echo "${f##*/}"; echo 0 >$f'
+    code, out, _ = shell.run(f"sh -c '{script}'; sleep 0.1; echo late; (exit 7)")
+    assert code == 7 and out.endswith(b"late\n") and out.count(b"\n") >= 3
+
+
+def test_other_processes_of_the_user_cannot_take_a_command(shell: Shell, tmp_path: Path) -> None:
+    script = EACH % f"timeout 2 cat <$f >>{tmp_path}/taken & echo"
+    assert shell.says(f"sh -c '{script}'").count("\n") >= 2
+    for number in range(20):
+        assert shell.says(f"echo secret {number}") == f"secret {number}\n"
+    assert not (tmp_path / "taken").exists() or not (tmp_path / "taken").read_bytes()
+
+
 def test_a_thousand_commands_leave_nothing(guest: Guest, bash: Shell) -> None:
     def some(count: int) -> tuple[int, int]:
         for _ in range(count):

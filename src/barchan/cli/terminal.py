@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import signal
 import struct
 import termios
@@ -35,6 +36,12 @@ def size_of(fd: int) -> Terminal | None:
 
 def our_size() -> Terminal:
     return next((size for fd in (1, 0, 2) if (size := size_of(fd)) is not None), Terminal())
+
+
+def our_kind() -> dict[bytes, bytes]:
+    """What the terminal here is called. Empty where nothing says so."""
+    kind = os.environb.get(b"TERM")
+    return {b"TERM": kind} if kind else {}
 
 
 @contextmanager
@@ -110,7 +117,9 @@ async def drive(sandbox: Sandbox, request: Exec, interrupts: Interrupts) -> Exec
 
 async def _start(sandbox: Sandbox, request: Exec, size: Terminal) -> TerminalProcess:
     argv = request.argv or (await shell_of(sandbox),)
-    return await sandbox.tty(argv, rows=size.rows, columns=size.columns, **program(request))
+    given = program(request)
+    given["env"] = our_kind() | request.env
+    return await sandbox.tty(argv, rows=size.rows, columns=size.columns, **given)
 
 
 class Keyboard:

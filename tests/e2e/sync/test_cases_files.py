@@ -61,7 +61,7 @@ def test_a_file_there_and_back(server: Server, roomy: Sandbox, tmp_path: Path, s
     with flat_memory(server, roomy):
         sent = roomy.files.upload(local, "/new/place/there", progress=up)
         got = roomy.files.download("/new/place/there", tmp_path / "also/new/back", progress=down)
-    assert (sent.files, sent.bytes, sent.skipped) == (got.files, got.bytes, got.skipped) == (1, size, ())
+    assert (sent.files, sent.bytes, sent.skipped) == (got.files, got.bytes, got.skipped) == (1, size, {})
     assert digest(tmp_path / "also/new/back") == digest_inside(roomy, "/new/place/there") == digest(local)
     inside, back = roomy.files.stat("/new/place/there"), (tmp_path / "also/new/back").stat()
     assert (inside.mode, inside.uid, inside.gid, inside.mtime_ns) == (0o640, 0, 0, local.stat().st_mtime_ns)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from barchan import errors
-from barchan.sync import Sandbox, TerminalProcess
+from barchan.sync import Client, Sandbox, TerminalProcess
 from tests.rig_sync import within
 
 
@@ -32,6 +32,15 @@ def test_it_is_a_terminal(sandbox: Sandbox) -> None:
         assert terminal.wait().exit_code == 7
     with sandbox.tty("echo $TERM", env={"TERM": "dumb"}) as terminal:
         assert until(terminal, b"\n") == b"dumb\r\n"
+
+
+def test_the_kind_that_the_sandbox_was_made_with(client: Client, tiny_env: str) -> None:
+    with (
+        client.create(tiny_env, env={"TERM": "vt100"}) as box,
+        box.tty("echo $TERM") as terminal,
+    ):
+        assert until(terminal, b"\n") == b"vt100\r\n"
+        assert box.run("echo $TERM").text == "vt100\n"
 
 
 def test_a_shell_to_type_in(sandbox: Sandbox) -> None:

@@ -15,7 +15,6 @@ from barchan.sdk._values import value_of
 from barchan.spec import ExecId, ExecResult, Terminal, check_terminal
 from barchan.wire.messages import ResizeExec
 
-TERM = {b"TERM": b"xterm-256color"}
 OUTPUT_LIMIT = 1 << 30
 """Of a terminal, where nobody expects the output to stop."""
 
