@@ -12,11 +12,7 @@ import socket
 import ssl
 import struct
 from collections import deque
-from typing import Self, cast
-
-from websockets.client import ClientProtocol
-from websockets.frames import Frame, Opcode
-from websockets.protocol import OPEN
+from typing import Self
 
 from barchan.errors import ApiUnavailable, BarchanError, ProtocolError
 from barchan.sdk._address import Address
@@ -26,6 +22,7 @@ from barchan.sdk._sync._link import Link
 from barchan.sdk._sync._upgrade import Tls, upgraded
 from barchan.wire.frames import Payload
 from barchan.wire.transports import CLOSE_WAIT
+from barchan.wire.websocket import CloseCode, Decoder, Opcode, apply_mask, close_payload, head, new_mask
 
 MAX_UNSENT = 64 << 20
 """Unsent bytes at which the API counts as stalled."""
@@ -33,18 +30,21 @@ _HEARTBEAT = struct.pack("ll", 30, 0)
 """Silence after which the API is asked whether it lives, and once more after which it does not: a `timeval`."""
 _BATCH = 1 << 20
 _ROOM = 256 << 10
-_CONTENT = (Opcode.BINARY, Opcode.CONT)
 
 
 class Socket:
     """Made by `open`. Once `link` is lost it is of no further use, and closes itself."""
 
-    def __init__(self, address: Address, sock: socket.socket, tls: Tls | None, protocol: ClientProtocol) -> None:
+    def __init__(self, address: Address, sock: socket.socket, tls: Tls | None, early: bytes) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _HEARTBEAT)
         self._address = address
         self._sock = sock
         self._tls = tls
-        self._protocol = protocol
+        self._early = early
+        """What came with the handshake."""
+        self._decoder = Decoder(masked=False)
+        self._goodbye = False
+        """Nothing may be sent after it."""
         self.link = Link(self._write, dialled=True)
         self._parts: deque[Payload] = deque()
         """Frames, not yet in a message."""
@@ -65,8 +65,8 @@ class Socket:
         self._flush()
         all_sent = self._sender is None or self._sender.done_by(until)
         self.link.close(ApiUnavailable("the client is closed"))
-        if all_sent and self._protocol.state is OPEN:
-            self._protocol.send_close(1000)
+        if all_sent and not self._goodbye:
+            self._say_goodbye(close_payload(CloseCode.NORMAL))
             self._flush()
             self._reader.done_by(until)
         self.abort()
@@ -138,19 +138,27 @@ class Socket:
         while self._parts and size < _BATCH:
             parts.append(self._parts.popleft())
             size += len(parts[-1])
-        if parts and self._protocol.state is OPEN:
-            self._protocol.send_binary(b"".join(parts))
+        if parts and not self._goodbye:
+            self._wrap(Opcode.BINARY, b"".join(parts))
         self._unsent -= size
-        for data in self._protocol.data_to_send():
-            if data:
-                self._raw.append(memoryview(data if self._tls is None else self._tls.sealed(data)))
         return bool(self._raw)
+
+    def _wrap(self, opcode: int, data: bytes) -> None:
+        mask = new_mask()
+        frame = head(opcode, len(data), mask) + apply_mask(data, mask)
+        self._raw.append(memoryview(frame if self._tls is None else self._tls.sealed(frame)))
+
+    def _say_goodbye(self, payload: bytes) -> None:
+        if not self._goodbye:
+            self._goodbye = True
+            self._wrap(Opcode.CLOSE, payload)
 
     def _receive(self) -> None:
         error: BarchanError = ApiUnavailable(f"the connection to {self._address} was lost")
         room = memoryview(bytearray(_ROOM))
         try:
-            while (size := self._arrived(room)) and self._take(room[:size]):
+            self._take(self._early)
+            while (size := self._arrived(room)) and self._take(self._opened(room[:size])):
                 unsent.add(self._flush)
             self._flush()
         except ProtocolError as broken:
@@ -170,21 +178,25 @@ class Socket:
         try:
             return without_baton(self._sock.recv_into, room)
         except BlockingIOError:
-            self._protocol.send_ping(b"alive?")
+            if not self._goodbye:
+                self._wrap(Opcode.PING, b"")
             self._flush()
         try:
             return without_baton(self._sock.recv_into, room)
         except BlockingIOError:
             return 0
 
-    def _take(self, data: memoryview) -> bool:
-        """Returns whether more may come."""
-        self._protocol.receive_data(cast(bytes, data) if self._tls is None else self._tls.opened(data))
-        for event in self._protocol.events_received():
-            if isinstance(event, Frame) and event.opcode in _CONTENT:
-                self.link.feed(cast(bytes, event.data))
-            elif isinstance(event, Frame) and event.opcode is Opcode.CLOSE:
+    def _opened(self, data: memoryview) -> Payload:
+        return data if self._tls is None else self._tls.opened(data)
+
+    def _take(self, data: Payload) -> bool:
+        """Returns whether more may come. Raises `ProtocolError`."""
+        for opcode, piece in self._decoder.feed(data):
+            if opcode == Opcode.BINARY:
+                self.link.feed(piece)
+            elif opcode == Opcode.PING and not self._goodbye:
+                self._wrap(Opcode.PONG, bytes(piece))
+            elif opcode == Opcode.CLOSE:
+                self._say_goodbye(bytes(piece[:2]))
                 return False
-        if self._protocol.parser_exc is not None:
-            raise ProtocolError(f"{self._address} broke the WebSocket protocol: {self._protocol.parser_exc}")
         return self._tls is None or not self._tls.ended

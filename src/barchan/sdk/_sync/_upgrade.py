@@ -6,19 +6,14 @@ import socket
 import ssl
 from urllib.parse import urlsplit
 
-from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidStatus
-from websockets.uri import parse_uri
-
 from barchan.errors import ProtocolError
 from barchan.sdk._address import Address
 from barchan.sdk._failures import refused, unreachable
+from barchan.sdk._upgrade import END, MOST_HEAD, PATIENCE, parsed, request_head
 from barchan.wire.frames import Payload
+from barchan.wire.websocket import accept_key, new_key
 
-_PATIENCE = 30.0
-"""Seconds for each step of connecting."""
 _ROOM = 64 << 10
-_MAX_MESSAGE = 4 << 20
 
 
 class Tls:
@@ -64,15 +59,15 @@ class Tls:
         return b"".join(parts)
 
 
-def upgraded(address: Address, tls: ssl.SSLContext | None) -> tuple[socket.socket, Tls | None, ClientProtocol]:
-    """Raises `ApiUnavailable` when trying again may help, and what else `unreachable` and `refused` say."""
+def upgraded(address: Address, tls: ssl.SSLContext | None) -> tuple[socket.socket, Tls | None, bytes]:
+    """With what came after the handshake. Raises `ApiUnavailable` when trying again may help, and what else `unreachable` and `refused` say."""
     try:
         sock = _dialled(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise unreachable(address, error) from error
     try:
         sealing = _secured(address, sock, tls)
-        protocol = _shaken(address, sock, sealing)
+        early = _shaken(address, sock, sealing)
         sock.settimeout(None)
     except OSError as error:
         sock.close()
@@ -80,19 +75,19 @@ def upgraded(address: Address, tls: ssl.SSLContext | None) -> tuple[socket.socke
     except BaseException:
         sock.close()
         raise
-    return sock, sealing, protocol
+    return sock, sealing, early
 
 
 def _dialled(address: Address) -> socket.socket:
-    """Raises `OSError`."""
+    """Raises `OSError`, and `UnicodeError` for a host that cannot be one."""
     if not address.unix:
         parts = urlsplit(address.base)
-        sock = socket.create_connection((parts.hostname, parts.port or _port(parts.scheme)), _PATIENCE)
+        sock = socket.create_connection((parts.hostname, parts.port or _port(parts.scheme)), PATIENCE)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.settimeout(_PATIENCE)
+        sock.settimeout(PATIENCE)
         sock.connect(address.unix)
     except BaseException:
         sock.close()
@@ -112,22 +107,34 @@ def _secured(address: Address, sock: socket.socket, tls: ssl.SSLContext | None) 
     return sealing
 
 
-def _shaken(address: Address, sock: socket.socket, tls: Tls | None) -> ClientProtocol:
-    """The WebSocket handshake."""
-    protocol = ClientProtocol(parse_uri(f"ws{address.base.removeprefix('http')}/v1/connect"), max_size=_MAX_MESSAGE)
-    request = protocol.connect()
-    if address.token:
-        request.headers["Authorization"] = f"Bearer {address.token}"
-    protocol.send_request(request)
-    for data in protocol.data_to_send():
-        sock.sendall(data if tls is None else tls.sealed(data))
-    while not protocol.events_received():
+def _shaken(address: Address, sock: socket.socket, tls: Tls | None) -> bytes:
+    """The WebSocket handshake. Returns what came after it."""
+    key = new_key()
+    request = request_head(urlsplit(address.base), address.token, key)
+    sock.sendall(request if tls is None else tls.sealed(request))
+    try:
+        head, early = _answer(sock, tls)
+        status, headers = parsed(head)
+    except ValueError as error:
+        raise ProtocolError(f"{address} did not open a WebSocket: {error}") from error
+    if status != 101:
+        raise refused(address, status)
+    if headers.get("sec-websocket-accept") != accept_key(key):
+        raise ProtocolError(f"{address} did not open a WebSocket")
+    return early
+
+
+def _answer(sock: socket.socket, tls: Tls | None) -> tuple[bytes, bytes]:
+    """Its head, and what came behind it. Raises `OSError`, and `ValueError` for what is no HTTP."""
+    buffer = b""
+    while END not in buffer:
         data = sock.recv(_ROOM)
         if not data:
             raise ConnectionResetError("hung up without an answer")
-        protocol.receive_data(data if tls is None else tls.opened(data))
-        if (error := protocol.handshake_exc) is not None:
-            if isinstance(error, InvalidStatus):
-                raise refused(address, error.response.status_code) from error
-            raise ProtocolError(f"{address} did not open a WebSocket: {error}") from error
-    return protocol
+        buffer += data if tls is None else tls.opened(data)
+        if not buffer.startswith(b"HTTP/"[: len(buffer)]):
+            raise ConnectionResetError("what answers is no HTTP server")
+        if len(buffer) > MOST_HEAD:
+            raise ValueError("an answer without an end")
+    head, _, early = buffer.partition(END)
+    return head, early
