@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -204,8 +205,11 @@ static void close_all(struct pipes *p) {
             close(*fd);
 }
 
+/* Sockets: a pipe could be opened again through /proc/PID/fd, by any process of the user, to write reports or take commands. */
 static bool make_shell_pipes(const struct request *request, struct pipes *p) {
-    return !(request->flags & EXEC_SHELL) || (pipe2(p->commands, O_CLOEXEC) == 0 && pipe2(p->reports, O_CLOEXEC) == 0);
+    const int kind = SOCK_STREAM | SOCK_CLOEXEC;
+    return !(request->flags & EXEC_SHELL) ||
+           (socketpair(AF_UNIX, kind, 0, p->commands) == 0 && socketpair(AF_UNIX, kind, 0, p->reports) == 0);
 }
 
 /* Made as the user, so that opening /dev/stdout again works for the program. */

@@ -1,14 +1,13 @@
 /* READ and WRITE of one file. */
 #include "paths.h"
 #include "tasks.h"
+#include "temporary.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/fs.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -82,7 +81,7 @@ struct writing {
     int dir, fd; /* dir: -1 when appending */
     uint32_t mode, uid, gid;
     bool keep_owner, exclusive, renamed;
-    char base[NAME_MAX + 1], temporary[32];
+    char base[NAME_MAX + 1], temporary[TEMPORARY_MAX];
 };
 
 static bool take(struct op *op, int fd) {
@@ -179,7 +178,8 @@ static int locate(const char *from, bool exclusive, char base[NAME_MAX + 1], str
     return -1;
 }
 
-/* What is there must be a file that the caller may write, as with a program that opens it. A running program may be replaced. */
+/* What is there must be a file that the caller may write, as with a program that opens it. A running program may be replaced,
+ * and what somebody holds a lease on (EAGAIN): both are found out after the permission. */
 static int check_existing(int dir, const char *base, const struct stat *st) {
     if (!st->st_nlink)
         return 0;
@@ -187,17 +187,9 @@ static int check_existing(int dir, const char *base, const struct stat *st) {
         return S_ISDIR(st->st_mode) ? EISDIR : EINVAL;
     int fd = open_path(dir, base, O_WRONLY | O_NOFOLLOW, 0);
     if (fd < 0)
-        return errno == ETXTBSY ? 0 : errno;
+        return errno == ETXTBSY || errno == EAGAIN ? 0 : errno;
     close(fd);
     return 0;
-}
-
-static int open_temporary(struct writing *t) {
-    uint64_t random;
-    if (getrandom(&random, sizeof random, 0) != sizeof random)
-        return -1;
-    snprintf(t->temporary, sizeof t->temporary, ".barchan-%016llx", (unsigned long long)random);
-    return open_path(t->dir, t->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
 }
 
 static void settle_mode(struct writing *t, const struct request *request, const struct stat *st) {
@@ -215,7 +207,7 @@ static int open_replacing(struct writing *t, const struct request *request) {
         return errno;
     int error = check_existing(t->dir, t->base, &st);
     settle_mode(t, request, &st);
-    if (!error && (t->fd = open_temporary(t)) < 0)
+    if (!error && (t->fd = open_temporary(t->dir, t->temporary)) < 0)
         error = errno;
     if (error)
         close(t->dir);

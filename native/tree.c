@@ -56,11 +56,11 @@ static bool send_entry(struct op *op, const struct walk *t, uint8_t kind, const 
 }
 
 static bool descend(struct op *op, struct walk *t, int fd) {
-    DIR *dir = t->levels < LEVELS_MAX ? fdopendir(fd) : NULL;
+    bool deep = t->levels == LEVELS_MAX;
+    DIR *dir = deep ? NULL : fdopendir(fd);
     if (!dir) {
-        int error = t->levels < LEVELS_MAX ? errno : ELOOP;
+        op_fail(op, deep ? ELOOP : errno, deep ? "depth" : "list");
         close(fd);
-        op_fail(op, error, "depth");
         return false;
     }
     t->level[t->levels++] = (struct level){dir, strlen(t->path)};
@@ -92,11 +92,12 @@ static bool send_link(struct op *op, struct walk *t, int parent, const char *nam
     return send_entry(op, t, 'l', st, target);
 }
 
-/* What the user may not read is passed by: a listing shows it as what it is, a copy as something that it lacks. */
+/* What cannot be read is passed by: a listing shows it as what it is, a copy as something that it lacks. EAGAIN: somebody inside
+ * holds a lease on it, which ends only when the holder lets go or the host's lease-break-time is over. */
 static bool send_closed(struct op *op, struct walk *t, const struct stat *st) {
     if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP)
         return true; /* it went or was replaced meanwhile: as if it had not been there */
-    if (errno != EACCES)
+    if (errno != EACCES && errno != EAGAIN)
         return fail(op, "open");
     return send_entry(op, t, t->contents ? 'x' : entry_kind(st->st_mode), st, "");
 }

@@ -1,11 +1,14 @@
 /* PUT_TREE: items from the input become files below one directory. What an item names is reached component by component
- * without following links; directories get their owner, mode and time at the end, deepest last come first. */
+ * without following links; directories get their owner, mode and time at the end, deepest last come first. Files and links
+ * are made under another name and renamed: what is replaced stays until its successor is whole. */
 #include "paths.h"
 #include "tasks.h"
+#include "temporary.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -29,6 +32,7 @@ struct putting {
     struct directory *last;
     struct entry entry; /* of `file`; its spans are not valid any more */
     char parent_path[PATH_LIMIT];
+    char name[NAME_MAX + 1], temporary[TEMPORARY_MAX]; /* of `file`, in `parent` */
 };
 
 static bool fail(struct op *op, int error, const char *step) {
@@ -125,38 +129,58 @@ static int put_directory(struct putting *t, const struct entry *e, const char *p
     return remember(t, e, path);
 }
 
-static int clear(int dir, const char *name) {
-    return unlinkat(dir, name, 0) == 0 || errno == ENOENT ? 0 : errno;
+/* Before anything is made, so that a caller need not send a file that has no place. */
+static int check_place(int dir, const char *name) {
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT ? 0 : errno;
+    return S_ISDIR(st.st_mode) ? EISDIR : 0;
 }
 
-static int put_link(struct putting *t, const struct entry *e, const char *path) {
+static int make_link(struct putting *t, const struct entry *e, const char *temporary, const char *name) {
     char target[PATH_LIMIT];
     struct timespec times[2];
-    const char *name = reach(t, path);
-    int error = name ? clear(t->parent, name) : errno;
     memcpy(target, e->target.data, e->target.size);
     target[e->target.size] = 0;
     times_of(e->mtime_ns, times);
-    if (!error && symlinkat(target, t->parent, name))
-        error = errno;
-    if (!error && gives_owner(t) &&
-        fchownat(t->parent, name, owner_of(t->uid, e->uid), owner_of(t->gid, e->gid), AT_SYMLINK_NOFOLLOW))
-        error = errno;
-    if (!error && utimensat(t->parent, name, times, AT_SYMLINK_NOFOLLOW))
-        error = errno;
+    if (symlinkat(target, t->parent, temporary))
+        return errno;
+    bool owned = !gives_owner(t) || !fchownat(t->parent, temporary, owner_of(t->uid, e->uid), owner_of(t->gid, e->gid),
+                                              AT_SYMLINK_NOFOLLOW);
+    if (owned && !utimensat(t->parent, temporary, times, AT_SYMLINK_NOFOLLOW) &&
+        !renameat(t->parent, temporary, t->parent, name))
+        return 0;
+    int error = errno;
+    unlinkat(t->parent, temporary, 0);
     return error;
+}
+
+static int put_link(struct putting *t, const struct entry *e, const char *path) {
+    char temporary[TEMPORARY_MAX];
+    const char *name = reach(t, path);
+    int error = name ? check_place(t->parent, name) : errno;
+    if (error)
+        return error;
+    return temporary_name(temporary) ? make_link(t, e, temporary, name) : errno;
 }
 
 static int put_file(struct putting *t, const struct entry *e, const char *path) {
     const char *name = reach(t, path);
-    int error = name ? clear(t->parent, name) : errno;
+    int error = name ? check_place(t->parent, name) : errno;
     if (error)
         return error;
-    t->file = open_path(t->parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+    t->file = open_temporary(t->parent, t->temporary);
     if (t->file < 0)
         return errno;
+    strcpy(t->name, name);
     t->entry = *e;
     return 0;
+}
+
+static void drop_file(struct putting *t) {
+    close(t->file);
+    t->file = -1;
+    unlinkat(t->parent, t->temporary, 0);
 }
 
 static int put_item(struct putting *t, const struct entry *e) {
@@ -208,10 +232,14 @@ static bool step_item(struct op *op, struct putting *t) {
 static bool end_file(struct op *op, struct putting *t) {
     const struct entry *e = &t->entry;
     int error = dress(t, t->file, e->mode, e->uid, e->gid, e->mtime_ns);
+    if (error)
+        return fail(op, error, "owner");
+    if (renameat(t->parent, t->temporary, t->parent, t->name))
+        return fail(op, errno, "rename");
     close(t->file);
     t->file = -1;
     t->state = ITEM;
-    return !error || fail(op, error, "owner");
+    return true;
 }
 
 static bool step_piece(struct op *op, struct putting *t) {
@@ -275,7 +303,7 @@ static void put_close(struct op *op) {
         free(d);
     }
     if (t->file >= 0)
-        close(t->file);
+        drop_file(t);
     if (t->parent >= 0)
         close(t->parent);
     close(t->root);

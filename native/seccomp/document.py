@@ -29,8 +29,10 @@ holds for everything inside. It is one BPF program with a binary tree, about ten
 | call | limit |
 |---|---|
 | `clone`, `unshare` | a flag that makes a namespace: `EPERM` |
-| `socket` | `AF_UNIX`, `AF_INET`, `AF_INET6`, `AF_NETLINK` with `NETLINK_ROUTE`. Other families (vsock, packet, key, alg …): `EAFNOSUPPORT`; other netlink protocols: `EPROTONOSUPPORT` |
-| `ioctl` | `EPERM` for `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`; all of type `X` (`FIFREEZE`, `FITHAW`, `FITRIM`, `FS_IOC_FSSETXATTR`, XFS's own) but `FS_IOC_FSGETXATTR`; making or destroying btrfs subvolumes, `FS_IOC_SETFLAGS`, encryption policies, fs-verity. Compared in 32 bits, as the kernel reads it |
+| `socket` | `AF_UNIX`; `AF_INET` and `AF_INET6` with streams of TCP and datagrams of UDP. Raw sockets: `EPERM`; other types and protocols (SCTP, MPTCP, ICMP …): `EPROTONOSUPPORT`; other families (netlink, vsock, packet, key, alg …): `EAFNOSUPPORT`. [Why](isolation.md#what-no-limit-of-the-kernel-covers) |
+| `socketpair` | `AF_UNIX`. Others: `EAFNOSUPPORT` |
+| `setsockopt` | `EPERM` for `TCP_MD5SIG`, `TCP_MD5SIG_EXT`, `TCP_AO_…`, `TCP_ULP`; multicast and anycast groups (`IP_ADD_MEMBERSHIP` to `MCAST_MSFILTER`, `IPV6_JOIN_GROUP` and the like); `IPV6_FLOWLABEL_MGR` |
+| `ioctl` | `EPERM` for `TIOCSTI`, `TIOCLINUX`, `TIOCCONS`, `TIOCSETD`; for `SIOCGIFBR`, `SIOCSIFBR`, `SIOCBRADDBR`, `SIOCBRDELBR`, `SIOCGIFVLAN`, `SIOCSIFVLAN`; all of type `X` (`FIFREEZE`, `FITHAW`, `FITRIM`, `FS_IOC_FSSETXATTR`, XFS's own) but `FS_IOC_FSGETXATTR`; making or destroying btrfs subvolumes, `FS_IOC_SETFLAGS`, encryption policies, fs-verity. Compared in 32 bits, as the kernel reads it |
 | `personality` | `PER_LINUX`, `PER_LINUX32`, each with `UNAME26`; `ADDR_NO_RANDOMIZE`; the query `0xffffffff`. Others: `ENOSYS` |
 
 A sandbox that was asked to be debuggable gets the third list as well.

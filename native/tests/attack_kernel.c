@@ -14,6 +14,7 @@
 #include <linux/fs.h>
 #include <linux/keyctl.h>
 #include <net/if.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -235,6 +236,48 @@ static long interface_down(void) {
 }
 
 static long new_bridge(void) { return control(socket(AF_INET, SOCK_DGRAM, 0), 0x89a0 /* SIOCBRADDBR */, "attack0"); }
+
+static long sign_segments(void) {
+    struct {
+        struct sockaddr_storage peer;
+        uint8_t flags, prefix;
+        uint16_t size;
+        uint32_t device;
+        uint8_t key[80];
+    } key = {.peer = {.ss_family = AF_INET}, .size = 1, .key = "k"};
+    return setsockopt(socket(AF_INET, SOCK_STREAM, 0), 6, 14 /* TCP_MD5SIG */, &key, sizeof key);
+}
+
+/* Answers to requests that are none, each with the request in it. 0 when more than half of them wait to be read. */
+static long keep_replies(void) {
+    struct {
+        uint32_t size;
+        uint16_t type, flags;
+        uint32_t sequence, port;
+        char rest[30000];
+    } request = {.size = sizeof request, .type = 16 /* RTM_NEWLINK */, .flags = 1 /* NLM_F_REQUEST */};
+    int queued = 0, fd = socket(AF_NETLINK, SOCK_RAW, 0);
+    if (fd < 0)
+        return -1;
+    for (int i = 0; i < 4; i++)
+        send(fd, &request, sizeof request, MSG_DONTWAIT);
+    while (recv(fd, &request, sizeof request, MSG_DONTWAIT) > 20000)
+        queued++;
+    return queued > 2 ? 0 : absent();
+}
+
+static long set_file_policy(void) {
+    int fd = (int)syscall(SYS_memfd_create, "attack", 0);
+    if (fd < 0 || ftruncate(fd, 1 << 20))
+        return -1;
+    void *shared = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return syscall(SYS_mbind, shared, 4096, 2 /* MPOL_BIND */, &(unsigned long){1}, 64, 0);
+}
+
+static long join_group(void) {
+    struct ip_mreqn request = {.imr_multiaddr.s_addr = htonl(0xe0000105), .imr_ifindex = 1};
+    return setsockopt(socket(AF_INET, SOCK_DGRAM, 0), 0, 35 /* IP_ADD_MEMBERSHIP */, &request, sizeof request);
+}
 
 /* Opened and closed: what an opened file would take is not tried. */
 static unsigned openable;

@@ -170,3 +170,18 @@ SAFE(uevent_socket, socket(AF_NETLINK, SOCK_RAW, 15))
 SAFE(netfilter_socket, socket(AF_NETLINK, SOCK_RAW, 12))
 SAFE(loopback_down, (alone(CLONE_NEWNET), interface_down()))
 SAFE(new_interface, (alone(CLONE_NEWNET), new_bridge()))
+SAFE(other_stream_protocol, socket(AF_INET, SOCK_STREAM, 262 /* MPTCP */))
+
+/* modules: what makes the kernel start modprobe on the host for anybody who asks */
+SAFE(module_of_socket_type, socket(AF_INET, SOCK_SEQPACKET, 130) < 0 && errno != ESOCKTNOSUPPORT ? -1 : 0)
+SAFE(module_of_pair, socketpair(AF_INET6, SOCK_STREAM, 0, (int[2]){0}) < 0 && errno != EOPNOTSUPP ? -1 : 0)
+SAFE(module_of_line_discipline, terminal(TIOCSETD, &(int){0}))
+SAFE(module_of_bridges, control(socket(AF_INET, SOCK_DGRAM, 0), 0x8940 /* SIOCGIFBR */, (unsigned long[3]){0}))
+SAFE(module_of_vlans, control(socket(AF_INET, SOCK_DGRAM, 0), 0x8982 /* SIOCGIFVLAN */, NULL) < 0 && errno != ENOPKG && errno != EFAULT && errno != ENOTTY ? -1 : 0)
+SAFE(module_of_kernel_tls, setsockopt(socket(AF_INET, SOCK_STREAM, 0), 6, 31 /* TCP_ULP */, "tls", 3) < 0 && errno != ENOENT && errno != ENOTCONN ? -1 : 0)
+SAFE(module_of_cipher, sign_segments())
+
+/* memory that no group is charged for; a little of it */
+SAFE(unread_replies, keep_replies())
+SAFE(file_policies, set_file_policy())
+SAFE(groups_of_sockets, join_group())

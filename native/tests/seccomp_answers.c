@@ -49,6 +49,7 @@ static void kernel_and_mounts(void) {
     CALL(clock_settime, -1, BAD);
     CALL(acct, BAD);
     CALL(quotactl, -1, BAD, 0, BAD);
+    CALL(mbind, BAD, 0, 0, BAD, 0, 0);
     CALL(syslog, 10, BAD, 0);
     CALL(sethostname, BAD, 1);
 }
@@ -88,6 +89,34 @@ static void sockets(void) {
     AS("socket_vsock_high", SYS_socket, HIGH | 40, SOCK_STREAM, 0);
     AS("socket_alg_high", SYS_socket, HIGH | 38, SOCK_SEQPACKET, 0);
     AS("socket_raw", SYS_socket, AF_INET, SOCK_RAW, 1);
+    AS("socket_inet_high", SYS_socket, HIGH | AF_INET, HIGH | SOCK_DGRAM, HIGH | 17);
+    AS("socketpair_unix", SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, BAD);
+    AS("socketpair_inet", SYS_socketpair, AF_INET, SOCK_STREAM, 0, BAD);
+    AS("socketpair_vsock", SYS_socketpair, 40, SOCK_STREAM, 0, BAD);
+}
+
+/* Which types and protocols of a family can be had, as type * 1000 + protocol, and what is refused in another way than it should. */
+static void protocols(int family) {
+    printf("protocols_%d ", family);
+    for (int type = 0; type < 16; type++)
+        for (int protocol = -1; protocol < 300; protocol++) {
+            int fd = socket(family, type, protocol);
+            if (fd >= 0)
+                printf("%d,", type * 1000 + protocol);
+            else if (errno != (type == SOCK_RAW ? EPERM : EPROTONOSUPPORT))
+                printf("%d:%d,", type * 1000 + protocol, errno);
+            close(fd);
+        }
+    printf("\n");
+}
+
+/* Options that are answered with EPERM, of the numbers below 70. On no socket: what is let through is EBADF. */
+static void options(int level) {
+    printf("options_%d ", level);
+    for (int option = 0; option < 70; option++)
+        if (setsockopt(-1, level, option, BAD, 4) && errno == EPERM)
+            printf("%d,", option);
+    printf("\n");
 }
 
 static void controls(void) {
@@ -95,7 +124,9 @@ static void controls(void) {
         const char *name;
         unsigned command;
     } refused[] = {{"tiocsti", 0x5412},       {"tioclinux", 0x541c},     {"fifreeze", 0xc0045877},   {"fithaw", 0xc0045878},
-                   {"xfs_swapext", 0xc0c0586d}, {"btrfs_subvolume", 0x5000940e}, {"setflags", 0x40086602}};
+                   {"xfs_swapext", 0xc0c0586d}, {"btrfs_subvolume", 0x5000940e}, {"setflags", 0x40086602},
+                   {"tiocsetd", 0x5423},      {"siocgifbr", 0x8940},     {"siocsifbr", 0x8941},    {"siocbraddbr", 0x89a0},
+                   {"siocbrdelbr", 0x89a1},   {"siocgifvlan", 0x8982},   {"siocsifvlan", 0x8983}};
     char label[64];
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         snprintf(label, sizeof label, "ioctl_%s", refused[i].name);
@@ -130,6 +161,13 @@ int main(void) {
     kernel_and_mounts();
     processes();
     sockets();
+    protocols(AF_INET);
+    protocols(AF_INET6);
+    options(0);
+    options(1);
+    options(6);
+    options(17);
+    options(41);
     controls();
 #if defined __x86_64__
     other_abi("abi_x32", 0);

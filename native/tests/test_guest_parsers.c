@@ -277,6 +277,8 @@ static void test_passwd(void) {
     memset(&a, 0, sizeof a);
     CHECK(passwd_find(text, size, "4242", &a) && a.who.uid == 4242 && a.who.gid == 0 && !a.name[0]);
     CHECK(!passwd_find(text, size, "nobody", &a) && !passwd_find(text, size, "bad", &a) && !passwd_find(text, size, "", &a));
+    CHECK(passwd_find("broken", 6, "root", &a) && a.who.uid == 0 && a.who.gid == 0 && !strcmp(a.home, "/"));
+    CHECK(passwd_find("toor:x:0:3::/r:", 15, "root", &a) && a.who.gid == 3 && !strcmp(a.home, "/r") && !strcmp(a.name, "toor"));
     CHECK(!passwd_find(text, size, "4294967295", &a) && !passwd_find(text, size, "-1", &a));
     free(data);
 }
@@ -291,6 +293,7 @@ static void test_groups(void) {
     CHECK(group_find(text, sizeof group - 1, "empty", &gid) && gid == 11);
     CHECK(group_find(text, sizeof group - 1, "77", &gid) && gid == 77);
     CHECK(!group_find(text, sizeof group - 1, "nosuch", &gid));
+    CHECK(group_find("", 0, "root", &gid) && gid == 0);
     free(data);
 }
 

@@ -149,7 +149,7 @@ class Link:
         assert result.done is not None
         return result.done
 
-    def feed(self, op: int, data: bytes) -> None:
+    def feed(self, op: int, data: bytes, *, eof: bool = True) -> None:
         """Sends all of `data` as credit comes, then end of file."""
         result, at = self.results[op], 0
         while at < len(data):
@@ -159,7 +159,8 @@ class Link:
             piece = data[at : min(at + CHUNK, result.input_limit)]
             self.send(encode_data(op, 0, at, piece))
             at += len(piece)
-        self.send(encode_eof(op, 0, len(data)))
+        if eof:
+            self.send(encode_eof(op, 0, len(data)))
 
     def ping(self) -> None:
         token = secrets.token_bytes(8)

@@ -168,6 +168,15 @@ def test_same_program_lives_without_the_limit(tree: GroupTree) -> None:
         assert group.counters().oom_kills == 0
 
 
+def test_what_the_limit_of_cpu_time_keeps_back_is_counted(tree: GroupTree) -> None:
+    with tree.make("a", Limits(cpus=0.1), OWNER) as group, tree.make("b", Limits(cpus=64), OWNER) as free:
+        spinning = "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done"
+        for each in (group, free):
+            assert each.throttled() == 0
+            assert start(each, "sh", "-c", spinning).wait(60) == 0
+        assert group.throttled() > 0 and free.throttled() == 0
+
+
 def test_fork_bomb_hits_the_limit_and_is_ended(tree: GroupTree) -> None:
     with tree.make("a", LIMITS, OWNER) as group:
         bomb = start(group, sys.executable, "-c", BOMB)

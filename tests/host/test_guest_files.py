@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
+import signal
 import socket
 import stat
 import struct
@@ -22,6 +24,7 @@ from tests.host.guest_client import Guest, Link, Result, exec_parts
 PARENTS, APPEND, EXCLUSIVE = 1, 2, 4
 TREE, MISSING = 1, 2
 NOBODY = b"12345:12345"
+ALL_LEVELS = 0xFFFFFFFF
 
 
 class Files:
@@ -482,10 +485,70 @@ def test_a_file_replaces_a_link_instead_of_following_it(files: Files, tmp_path: 
     assert (tmp_path / "victim").read_text() == "safe" and (tmp_path / "target" / "f").read_text() == "new"
 
 
+@pytest.fixture
+def leased(tmp_path: Path) -> Iterator[Path]:
+    """A file on which somebody holds a lease that it does not give up when asked."""
+    path = tmp_path / "tree" / "leased"
+    path.parent.mkdir()
+    path.write_text("held")
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    with path.open("r+") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield path
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    signal.signal(signal.SIGIO, before)
+
+
+def test_what_is_leased_is_named_and_keeps_nothing_else_back(files: Files, leased: Path) -> None:
+    (leased.parent / "other").write_text("free")
+    assert files.error(OpKind.READ, reading(leased)) == (errno.EAGAIN, b"open")
+    found = items(files.fine(OpKind.GET_TREE, at(leased.parent)))
+    assert {path: (entry.kind, content) for path, (entry, content) in found.items()} == {
+        "": ("d", b""), "other": ("f", b"free"), "leased": ("x", b"")
+    }  # fmt: skip
+    files.fine(OpKind.WRITE, writing(leased), data=b"new")
+    assert leased.read_bytes() == b"new", "replaced, not opened"
+
+
+@pytest.mark.parametrize("kind", [OpKind.GET_TREE, OpKind.LIST])
+def test_a_tree_that_is_too_deep_is_called_that(files: Files, tmp_path: Path, kind: OpKind) -> None:
+    deepest = tmp_path
+    for _ in range(199):
+        deepest /= "d"
+    deepest.mkdir(parents=True)
+    parts = at(tmp_path) + (u32(ALL_LEVELS) if kind == OpKind.LIST else b"")
+    assert len(files.fine(kind, parts)) > 199
+    (deepest / "d").mkdir()
+    assert files.error(kind, parts) == (errno.ELOOP, b"depth")
+
+
 def test_devices_in_a_tree_are_skipped(files: Files, tmp_path: Path) -> None:
     data = item("c", "c") + item("b", "b") + item("p", "p") + item("s", "s") + item("f", content=b"x")
     files.fine(OpKind.PUT_TREE, at(tmp_path) + u32(0, KEEP, KEEP), data=data)
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "cut"])
+def test_an_interrupted_file_of_a_tree_leaves_the_old_one(files: Files, tmp_path: Path, end: str) -> None:
+    (tmp_path / "f").write_text("old")
+    op = files.guest.next_op()
+    files.link.start(op, OpKind.PUT_TREE, at(tmp_path) + u32(0, KEEP, KEEP))
+    pieces = blob(bytes(1 << 16)) * 2 * (wire.INPUT_WINDOW >> 16)  # credit for so much comes when it is being written
+    files.link.feed(op, item("f")[:-4] + pieces, eof=end == "cut")
+    assert (tmp_path / "f").read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+    if end == "cancel":
+        files.link.send(encode(FrameType.CANCEL, op))
+    assert files.link.wait(op).outcome == (GuestOutcome.CANCELLED if end == "cancel" else GuestOutcome.FAILED)
+    assert [p.name for p in tmp_path.iterdir()] == ["f"] and (tmp_path / "f").read_text() == "old"
+
+
+def test_a_file_of_a_tree_that_cannot_be_dressed_leaves_the_old_one(files: Files, open_dir: Path) -> None:
+    (open_dir / "f").write_text("old")
+    data = item("f", content=b"new")
+    parts = at(open_dir) + u32(0, 5, 6)  # an owner that an ordinary user cannot give
+    assert files.error(OpKind.PUT_TREE, parts, user=NOBODY, data=data) == (errno.EPERM, b"owner")
+    assert files.error(OpKind.PUT_TREE, parts, user=NOBODY, data=item("f", "l", target="t"))[0] == errno.EPERM
+    assert [p.name for p in open_dir.iterdir()] == ["f"] and (open_dir / "f").read_text() == "old"
 
 
 def test_cancel_of_a_transfer_that_waits(files: Files, tmp_path: Path) -> None:

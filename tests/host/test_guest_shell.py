@@ -388,16 +388,16 @@ def test_closed_output_ends_only_the_stream(shell: Shell) -> None:
 
 @pytest.mark.parametrize("forged", ["x", "99999", "256\\n", "1\\n2\\n", "\\n"])
 def test_garbage_on_the_reporting_descriptor_ends_the_session(guest: Guest, link: Link, forged: str) -> None:
-    shell = Shell(guest, link, "dash")
-    op = shell.begin(f"for fd in /proc/$$/fd/*; do printf '{forged}' >$fd; done 2>/dev/null; sleep 100")
+    script = f"echo 0 >&9; read -r head <&8; read -r command <&8; printf '{forged}' >&9; exec sleep 100"
+    shell = Shell(guest, link, "sh", "-c", script, "sh")
+    op = shell.begin("true")
     assert link.wait(op).outcome == (EXITED if forged.startswith("1") else SIGNALED)
     assert shell.closed().outcome == SIGNALED
     link.ping()
 
 
 def test_reports_that_nobody_asked_for_end_the_session(guest: Guest, link: Link) -> None:
-    shell = Shell(guest, link, "dash")
-    shell.run("(sleep 0.2; while :; do for fd in /proc/$$/fd/*; do echo 0 >$fd; done; done) >/dev/null 2>&1 &")
+    shell = Shell(guest, link, "sh", "-c", "echo 0 >&9; echo 0 >&9; exec sleep 100", "sh")
     assert shell.closed().outcome == SIGNALED
 
 
@@ -415,7 +415,7 @@ def test_the_end_of_a_command_that_was_not_even_read_ends_the_session(guest: Gue
     assert shell.closed().outcome == SIGNALED
 
 
-EACH = 'for f in /proc/$PPID/fd/*; do case $f in */[012]) ;; *) %s;; esac; done 2>/dev/null'
+EACH = "for f in /proc/$PPID/fd/*; do case $f in */[012]) ;; *) %s;; esac; done 2>/dev/null"
 
 
 def test_other_processes_of_the_user_cannot_forge_a_report(shell: Shell) -> None:

@@ -300,3 +300,21 @@ def test_a_difference_is_seen(data: Path) -> None:
             (work / root / "f").write_text("x")
             (work / root / "f").chmod(mode)
         assert trees.differences(trees.describe(work / "one", EPOCH), trees.describe(work / "two", EPOCH))
+
+
+def test_a_layer_that_umoci_made(data: Path) -> None:
+    """It ends behind the content of its last file: neither padding nor end blocks."""
+    with tempfile.TemporaryDirectory(dir=data) as name:
+        work = Path(name)
+        (work / "FILE").write_text("hello\n")
+        layout, image = str(work / "image"), f"{work}/image:1"
+        for argv in (
+            ("init", "--layout", layout),
+            ("new", "--image", image),
+            ("insert", "--image", image, str(work / "FILE"), "/hello"),
+        ):
+            subprocess.run(["umoci", *argv], check=True, capture_output=True)
+        store = LayerStore(work / "layers")
+        import_environment(store, "image", work / "image")
+        with overlay(work, store, "image") as ours:
+            assert (ours / "hello").read_text() == "hello\n"

@@ -83,6 +83,21 @@ def test_tree_is_an_empty_pair_owned_by_root(volume: Scratch) -> None:
     assert volume.list() == {"a"}
 
 
+def test_what_was_dropped_can_be_written_again_at_once(volume: Scratch) -> None:
+    """Control: without `reclaim` it stays full for as long as the kernel likes."""
+    flood, neighbour = volume.make("flood", SIZE), volume.make("neighbour", SIZE)
+    with pytest.raises(OSError, match="No space|quota"):
+        fill(flood.path / "u" / "f", SIZE)
+    assert volume.scarce()
+    volume.drop("flood")
+    with pytest.raises(OSError, match="No space"):
+        fill(neighbour.path / "u" / "f", SIZE // 2)
+    assert volume.scarce()
+    volume.reclaim()
+    assert not volume.scarce()
+    fill(neighbour.path / "u" / "f", SIZE // 2)
+
+
 def test_volume_is_closed_to_others(volume: Scratch, layout: Layout) -> None:
     assert layout.scratch.stat().st_mode & 0o777 == 0o700
     assert layout.scratch_image.stat().st_mode & 0o777 == 0o600

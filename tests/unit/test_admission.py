@@ -18,6 +18,7 @@ ROOM = Room(
     disk_size=4 * GIB,
     disk_free=4 * GIB,
     pids_free=10_000,
+    files_free=1_000_000,
 )
 
 
@@ -34,6 +35,7 @@ def test_there_is_room() -> None:
         ({"disk_promised": 63 * GIB}, "disk"),
         ({"disk_free": 10 * MIB}, "disk"),
         ({"pids_free": 10}, "pids"),
+        ({"files_free": 65_535}, "files"),
     ],
 )
 def test_refusal_names_the_resource(change: dict[str, int], resource: str) -> None:

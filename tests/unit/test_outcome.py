@@ -40,11 +40,17 @@ def test_outcome(said: Done, outcome: str, exit_code: int | None, signal: int | 
     ("code", "step", "error", "field"),
     [
         (errno.ENOENT, b"user", "user_not_found", "user"),
+        *(
+            (code, step, "sandbox_unavailable", "")
+            for code in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+            for step in (b"user", b"cwd", b"tty", b"cgroup", b"shell", b"exec")
+        ),
+        (errno.ENOSPC, b"tty", "terminals_taken", "tty"),
+        (errno.ENODEV, b"tty", "sandbox_unavailable", ""),
         (errno.ENOENT, b"cwd", "file_missing", "cwd"),
         (errno.ENOTDIR, b"cwd", "file_not_directory", "cwd"),
         (errno.EACCES, b"cwd", "file_denied", "cwd"),
         (errno.ELOOP, b"cwd", "file_failure", "cwd"),
-        (errno.ENOMEM, b"exec", "sandbox_unavailable", ""),
         (errno.E2BIG, b"exec", "invalid_request", "argv"),
         (errno.EAGAIN, b"fork", "sandbox_unavailable", ""),
         (errno.ESRCH, b"shell", "shell_ended", ""),

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("btrfs-progs", "busybox-static", "erofs-utils", "iproute2", "kmod", "procps", "python3", "xfsprogs")
 BASES = {(3, 11): "debian-12", (3, 13): "debian-13"}
 """The host's compiled Python packages must run inside: the release with the same Python."""
-TOPS = ("aiohttp", "apsw", "click", "msgspec", "pytest", "pytest-asyncio", "pytest-timeout", "rich", "uvloop")
+TOPS = ("aiohttp", "apsw", "click", "crc32c", "msgspec", "pytest", "pytest-asyncio", "pytest-timeout", "rich", "uvloop")
 """What barchan and its tests need; what these need comes with them."""
 DISK = 8 << 30
 _MODE = PycInvalidationMode.UNCHECKED_HASH

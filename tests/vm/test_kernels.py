@@ -76,6 +76,16 @@ def test_control_each_attack_works_where_nothing_forbids_it(found: Verdicts, ker
     assert set(failed) == (NOT_YET if kernel.suite == "bookworm" else set()), failed
 
 
+def test_no_attack_makes_the_kernel_load_a_module(found: Verdicts) -> None:
+    assert found["modules for sandboxes"] == {}
+    asked = set(found["modules for control"])
+    assert {"net-pf-2-proto-130-type-5"} <= asked, "control: the kernel asks for them where nothing forbids it"
+
+
+def test_the_host_has_open_files_for_all(server: Machine) -> None:
+    assert server.check("cat /proc/sys/fs/file-max").split() == [str((1 << 63) - 1)]
+
+
 def test_sysrq_would_have_ended_the_host(bare: Machine) -> None:
     """What the mask over /proc/sysrq-trigger keeps from a sandbox. One machine is lost."""
     assert "sysrq" in bare.crash("sleep 0.2; echo c > /proc/sysrq-trigger").lower()

@@ -16,10 +16,11 @@ from typing import Literal
 
 import msgspec
 
-from barchan.config import Layout
+from barchan.config import MAX_SANDBOXES, Layout
 from barchan.errors import BarchanError, FeatureMissing
-from barchan.kernel import btrfs, cgroups, directories, loops, syscalls
+from barchan.kernel import btrfs, cgroups, directories, loops, processes, syscalls
 from barchan.kernel.scratch import SMALLEST, Quota, make_filesystem
+from barchan.spec import Limits
 
 Kernel = Literal["full", "reduced", "too_old"]
 OLDEST = (6, 1)
@@ -182,6 +183,13 @@ def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan
         ),
         _Plan("seccomp", True, "the filter of system calls", "a kernel with CONFIG_SECCOMP_FILTER", _has_seccomp),
         _Plan(
+            "open files",
+            False,
+            "sandboxes together could use up fs.file-max, the host's bound of open files",
+            "`barchan up` raises it; where it may not: sysctl fs.file-max=9223372036854775807",
+            _has_files,
+        ),
+        _Plan(
             "mmdebstrap",
             False,
             "`barchan env bootstrap` makes Debian base layers with it",
@@ -325,6 +333,13 @@ def _has_programs() -> str | None:
 
 def _has_groups(groups: cgroups.CgroupLayout) -> str | None:
     return groups.describe() if groups.unified is None or groups.missing() else None
+
+
+def _has_files() -> str | None:
+    """Whether as many sandboxes as a node takes by default could open all that their limits let them."""
+    limits, bound = Limits(), int(processes.FILE_MAX.read_text())
+    wanted = MAX_SANDBOXES * limits.pids * limits.files
+    return None if bound >= wanted else f"fs.file-max is {bound}, {MAX_SANDBOXES} sandboxes could open {wanted}"
 
 
 def _has_kill(groups: cgroups.CgroupLayout) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -25,6 +26,25 @@ def pids_free() -> int:
     return int(Path("/proc/sys/kernel/pid_max").read_text()) - tasks
 
 
+FILE_MAX = Path("/proc/sys/fs/file-max")
+FILES_UNBOUNDED = (1 << 63) - 1
+"""What systemd sets at boot. An open file is charged to its sandbox's memory, so the host needs no other bound."""
+
+
+def files_free() -> int:
+    """Files that the host may still have open, whoever opens them."""
+    open_, _, most = Path("/proc/sys/fs/file-nr").read_text().split()
+    return int(most) - int(open_)
+
+
+def unbind_files(setting: Path = FILE_MAX) -> int:
+    """Raise the host's limit of open files as far as it goes; what it is then. It stays when it is not ours to change."""
+    with contextlib.suppress(OSError):
+        if int(setting.read_text()) < FILES_UNBOUNDED:
+            setting.write_text(str(FILES_UNBOUNDED))
+    return int(setting.read_text())
+
+
 @functools.cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -34,6 +54,18 @@ def start_time(pid: int) -> int:
     """Clock ticks since boot when the process began; 0 when there is no such process or only its zombie."""
     fields = _stat(pid)
     return 0 if not fields or fields[0] == b"Z" else int(fields[19])
+
+
+def state(pid: int) -> str:
+    """One letter, as in proc(5): R runs or waits for a processor. Empty when there is no such process."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields else ""
+
+
+def pid_of(pidfd: int) -> int:
+    """-1 when the process was waited for."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
+    return int(fields["Pid"])
 
 
 def cpu_ticks(pid: int) -> int:

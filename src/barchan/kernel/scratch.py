@@ -31,6 +31,8 @@ SMALLEST = 128 * MIB
 """Below it mkfs.btrfs refuses or has no room left for data."""
 SPARE = 256 * MIB
 """Of the host's file system, left for the registry and the log."""
+SCARCE_PART = 8
+"""Little is free when it is less than this part of the volume."""
 _ATTRIBUTES = syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV | syscalls.ATTR_NOATIME
 PARTS = ("u", "w")
 
@@ -92,14 +94,17 @@ class Scratch:
             while mounts.top(self.root):
                 syscalls.unmount(self.root)
 
+    def space(self) -> tuple[int, int]:
+        """Bytes: the size, and what is free."""
+        stat = os.fstatvfs(self._fd)
+        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
     @property
     def size(self) -> int:
-        stat = os.fstatvfs(self._fd)
-        return stat.f_blocks * stat.f_frsize
+        return self.space()[0]
 
     def free(self) -> int:
-        stat = os.fstatvfs(self._fd)
-        return stat.f_bavail * stat.f_frsize
+        return self.space()[1]
 
     def make(self, sandbox: str, disk_bytes: int) -> WritableTree:
         """An empty tree that can grow to `disk_bytes`. One left half-made by a killed process is replaced."""
@@ -164,6 +169,17 @@ class Scratch:
             btrfs.remove_qgroup(self._fd, number)
         btrfs.settle_quota(self._fd)
         return cleaned
+
+    def scarce(self) -> bool:
+        """Whether so little is free that what was dropped should be given back now."""
+        size, free = self.space()
+        return free < size // SCARCE_PART
+
+    def reclaim(self, timeout: float = 10.0) -> None:
+        """Give dropped trees' space back, which the kernel would do half a minute later. The second commit is for what
+        was freed since the first one began."""
+        btrfs.wait_cleaned(self._fd, timeout)
+        btrfs.commit(self._fd)
 
     def _live_ids(self) -> Iterator[int]:
         for name in self.list():

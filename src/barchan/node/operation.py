@@ -26,7 +26,7 @@ from barchan.errors import (
     SandboxUnavailable,
 )
 from barchan.node.channel import GuestChannel
-from barchan.node.outcome import no_user
+from barchan.node.outcome import is_shortage, no_user, shortage
 from barchan.wire import guest
 from barchan.wire.frames import STDIN, STDOUT, U64, Frame, FrameType, Payload, decode_data, decode_eof, decode_u64
 
@@ -66,8 +66,17 @@ class Collector:
 def file_error(code: int, step: str, path: bytes, user: str) -> BarchanError:
     """The typed error for a guest's errno."""
     name = path.decode(errors="replace")
+    if code == errno.EAGAIN:
+        hint = "the lease ends when its holder lets go, or after the host's fs.lease-break-time"
+        return FileFailure(f"{name}: a program in the sandbox holds a lease on it", phase=step, field="path", hint=hint)
+    if is_shortage(code):
+        return shortage(code, step, name or "processes")
     if step == "user":
         return no_user(user)
+    if step == "depth":
+        return FileFailure(
+            f"{name}: its directories are nested too deeply", phase=step, field="path", hint="at most 200 levels"
+        )
     if code in _NO_FILE:
         return FileFailure(f"{name}: not a regular file or directory", phase=step, field="path")
     cls = _ERRNO.get(code, FileFailure)

@@ -16,6 +16,7 @@ from barchan.errors import (
     SandboxUnavailable,
     ShellBusy,
     ShellEnded,
+    TerminalsTaken,
     UserNotFound,
 )
 from barchan.spec import ExecId, ExecResult, LimitName, Outcome
@@ -26,8 +27,15 @@ _NO_DIRECTORY: dict[int, type[FileFailure]] = {
     errno.ENOTDIR: FileNotDirectory,
     errno.EACCES: FileDenied,
 }
-_SHORTAGES = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE))
-"""They say nothing about the program."""
+TERMINALS = 32
+"""Of a sandbox at a time: what native/mounts.c gives its devpts."""
+_SHORTAGES = {
+    errno.ENOMEM: "its memory limit is reached, or the host's memory",
+    errno.EAGAIN: "its limit of processes is reached",
+    errno.EMFILE: "its first process has as many files open as it may",
+    errno.ENFILE: "the host's limit of open files (fs.file-max) is reached",
+}
+"""They say nothing about the program, the user or the file that was asked for."""
 
 
 class Ended(NamedTuple):
@@ -54,6 +62,10 @@ def ended(done: Done, user: str = "", cwd: str = "") -> Ended:
 
 def _not_started(code: int, step: str, user: str, cwd: str) -> Ended:
     text = os.strerror(code).lower()
+    if step == "tty" and code == errno.ENOSPC:
+        return Ended("failed", None, error=no_terminal())
+    if code in _SHORTAGES:
+        return Ended("failed", None, error=shortage(code, step, "cannot start a process"))
     if step == "user":
         return Ended("failed", None, error=no_user(user))
     if step == "shell":
@@ -66,10 +78,23 @@ def _not_started(code: int, step: str, user: str, cwd: str) -> Ended:
     if step == "exec" and code == errno.E2BIG:
         error = InvalidRequest("argv and env are longer than the kernel takes", field="argv", phase="exec")
         return Ended("failed", None, error=error)
-    if step == "exec" and code not in _SHORTAGES:
+    if step == "exec":
         return Ended("not_executable", 126)
-    hint = "its limit of processes is reached" if code == errno.EAGAIN else ""
-    return Ended("failed", None, error=SandboxUnavailable(f"cannot start a process: {text}", phase=step, hint=hint))
+    return Ended("failed", None, error=SandboxUnavailable(f"cannot start a process: {text}", phase=step))
+
+
+def shortage(code: int, step: str, what: str) -> SandboxUnavailable:
+    """`what` could not be done for want of something, in whichever step that showed."""
+    return SandboxUnavailable(f"{what}: {os.strerror(code).lower()}", phase=step, hint=_SHORTAGES[code])
+
+
+def is_shortage(code: int) -> bool:
+    return code in _SHORTAGES
+
+
+def no_terminal() -> TerminalsTaken:
+    hint = f"end commands that have one; a sandbox has {TERMINALS}, all of a host share kernel.pty.max"
+    return TerminalsTaken("no terminal is free in the sandbox", phase="tty", field="tty", hint=hint)
 
 
 def _not_taken(code: int) -> BarchanError:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.host.attacks import verdicts
 from tests.host.spawn_site import NATIVE
 from tests.vm.inside.site import DATA, make_environment
 
+ASKED = Path("/var/tmp/modprobe.log")
+"""Modules that the kernel asked for, one a line."""
 PROGRAM = NATIVE / "build" / "attack_kernel"
 KINDS = ("plain", "setuid", "ptrace")
 
@@ -69,7 +72,31 @@ def controls() -> dict[str, dict[str, int]]:
         return {"control": control(place), "xfs": control(mounted)}
 
 
-if __name__ == "__main__":
+def note_modules() -> None:
+    """Instead of modprobe the kernel starts a program that only writes down what for."""
+    helper = Path("/var/tmp/modprobe")
+    helper.write_text(f"#!/bin/sh\nfor last; do :; done; echo $last >> {ASKED}\n")
+    helper.chmod(0o755)
+    Path("/proc/sys/kernel/modprobe").write_text(str(helper))
+
+
+def asked() -> dict[str, int]:
+    """Since the last call, by name."""
+    names = ASKED.read_text().split() if ASKED.exists() else []
+    ASKED.unlink(missing_ok=True)
+    return dict(Counter(names))
+
+
+def main() -> dict[str, dict[str, int]]:
     subprocess.run(["/vm/load"], check=True)  # what is absent refuses for the wrong reason
     make_environment()
-    json.dump(asyncio.run(in_sandboxes()) | controls(), sys.stdout)
+    note_modules()
+    found = asyncio.run(in_sandboxes())
+    found["modules for sandboxes"] = asked()
+    found |= controls()
+    found["modules for control"] = asked()
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(main(), sys.stdout)
