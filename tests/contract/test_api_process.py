@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,12 +32,13 @@ run(msgspec.json.decode(sys.argv[1], type=ApiConfig, dec_hook=lambda type_, valu
 
 
 @contextmanager
-def api(data: Path, **options: Any) -> Iterator[dict[str, Any]]:
-    """A running API process; its ready line."""
+def api(data: Path, *, files: int | str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+    """A running API process, which may have so many open files (as prlimit takes it); its ready line."""
     (data / "token").write_text(TOKEN)
     config = ApiConfig(layout=Layout(data), **options)
     text = msgspec.json.encode(config, enc_hook=str).decode()
-    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, text], stdout=subprocess.PIPE)
+    few = [] if files is None else ["prlimit", f"--nofile={files}"]
+    process = subprocess.Popen([*few, sys.executable, "-c", _PROGRAM, text], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -101,3 +103,10 @@ async def test_it_starts_again_over_its_own_leavings(tmp_path: Path) -> None:
         with api(tmp_path):
             async with FakeNode(Layout(tmp_path).node_socket), Client(data=tmp_path) as client:
                 assert len(await client.nodes()) == 1
+
+
+async def test_it_takes_as_many_files_as_it_may_have(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with api(tmp_path, files="300:500") as ready:
+        limits = Path(f"/proc/{ready['pid']}/limits").read_text()
+        assert re.search(r"Max open files +500 +500 ", limits)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 from aiohttp import web
 
 from barchan.api.auth import Auth
 from barchan.api.openapi import document
 from barchan.api.queries import NoQuery, query_of
-from barchan.api.reply import MAX_BODY, error_reply, internal, router_error
+from barchan.api.reply import MAX_BODY, JsonHandler, error_reply, internal, router_error
 from barchan.api.routes import ROUTES, Handler, Route
 from barchan.api.state import AUTH, BATCHES, CLIENTS, DISPATCH, SCHEMA, Clients
 from barchan.control.dispatch import Dispatch
@@ -47,6 +49,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         if request.path not in _OPEN:
             request.app[AUTH].check(request)
+            cast(JsonHandler, request.protocol).recognised()
         return await handler(request)
     except BarchanError as error:
         return error_reply(error)

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from barchan.api.queries import CountQuery, FileQuery, FindQuery, ListQuery, PageQuery, WriteQuery
+from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, ListQuery, WriteQuery
 from barchan.api.values import MAX_OUTPUT, ExecBody, Renewal, SignalBody
 from barchan.control.checks import ID
 from barchan.mounts import MOST_MOUNTS, MOST_TARGET, DataMount
 from barchan.names import NAME, REF
-from barchan.spec import HOST, LIMITS, MOST_TIMEOUT, EnvironmentRef, Limits, SandboxSpec
+from barchan.ranges import LIMITS
+from barchan.spec import HOST, MOST_TIMEOUT, EnvironmentRef, Limits, SandboxSpec
 from barchan.wire.messages import MOST_AT_ONCE, PAGE
 
 Schema = dict[str, Any]
@@ -75,7 +76,7 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "grace": {"minimum": 0, "maximum": 3600},
         "output_limit": {"minimum": 0, "maximum": MAX_OUTPUT},
     },
-    PageQuery: _PAGE,
+    HistoryQuery: _PAGE,
     CountQuery: {"count": {"minimum": 1, "maximum": MOST_AT_ONCE}},
     FindQuery: {
         **_PAGE,

@@ -7,7 +7,7 @@ import contextlib
 
 from aiohttp import web
 
-from barchan.api.queries import PageQuery, query_of
+from barchan.api.queries import HistoryQuery, query_of
 from barchan.api.reply import body_of, json_reply, while_connected
 from barchan.api.state import DISPATCH
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, SignalBody
@@ -68,8 +68,9 @@ async def _write(sender: ByteSender, data: bytes) -> None:
 
 
 async def history(request: web.Request) -> web.StreamResponse:
-    page = query_of(request, PageQuery)
-    message = ListExecs(sandbox=request.match_info["sandbox"], after=page.after, limit=page.limit)
+    page = query_of(request, HistoryQuery)
+    sandbox, partial = request.match_info["sandbox"], page.partial == "true"
+    message = ListExecs(sandbox=sandbox, after=page.after, limit=page.limit, partial=partial)
     found = unpack(await request.app[DISPATCH].answer(message), tuple[ExecInfo, ...])
     return json_reply([ExecRecord.of(info) for info in found])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -128,6 +129,9 @@ def _bind_tcp(config: ApiConfig) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
+        if error.errno == errno.EADDRINUSE:
+            taken = f"listen: {host}:{port} is used by another process"
+            raise Conflict(taken, field="listen", hint=f"`ss -ltnp sport = :{port}` says by which") from error
         raise InvalidRequest(f"listen: {host}:{port}: {error.strerror}", field="listen") from error
     sock.setblocking(False)
     return sock

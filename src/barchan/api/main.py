@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,8 @@ def print_ready(ready: Ready) -> None:
 
 def run(config: ApiConfig, on_ready: Callable[[Ready], None] = print_ready) -> None:
     """Serve until SIGTERM or SIGINT. Raises `InvalidRequest` or `Conflict` when the sockets cannot be opened."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with Opened(config) as opened:
         drop_root(config.uid)
         uvloop.run(_serve(config, opened, on_ready))

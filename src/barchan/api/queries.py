@@ -12,7 +12,8 @@ from aiohttp import web
 
 from barchan.errors import InvalidRequest
 from barchan.spec import BackendName, SandboxState
-from barchan.wire.messages import PAGE, field_of
+from barchan.wire.fields import field_of
+from barchan.wire.messages import PAGE
 
 Q = TypeVar("Q", bound="NoQuery")
 _DIGITS = {8: re.compile(r"[0-7]{1,18}"), 10: re.compile(r"-?[0-9]{1,18}")}
@@ -26,6 +27,11 @@ class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class PageQuery(NoQuery, frozen=True, kw_only=True):
     after: str = ""
     limit: int = PAGE
+
+
+class HistoryQuery(PageQuery, frozen=True, kw_only=True):
+    partial: Literal["true", "false"] = "false"
+    """Also when the log does not hold all of it any more."""
 
 
 class CountQuery(NoQuery, frozen=True, kw_only=True):

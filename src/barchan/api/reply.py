@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import msgspec
 from aiohttp import web
 
 from barchan.errors import BarchanError, InternalError, InvalidRequest, Unauthenticated
-from barchan.wire.messages import field_of
+from barchan.wire.fields import field_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -87,16 +88,44 @@ def router_error(error: web.HTTPException) -> web.Response:
 
 
 class JsonHandler(web.RequestHandler):
-    """Answers in JSON also where a request was too broken to reach the application, and tells when its client is gone."""
+    """Answers in JSON also where a request was too broken to reach the application, tells when its client is gone, and hangs
+    up on one that takes more than `request_wait` seconds for its first request, or for a later one that it has begun.
+
+    `recognised` is called for every request of somebody who may ask.
+    """
+
+    def __init__(self, *args: Any, request_wait: float, recognised: Callable[[], None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._request_wait = request_wait
+        self.recognised = recognised
+        self._due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        known = self._request_count
+        super().data_received(data)
+        if self._request_count != known:
+            self._expect_nothing()
+        elif self._due is None and self._waiter is not None and not self._waiter.done():
+            self._expect()  # nothing is being answered, so this is the beginning of a request
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._expect_nothing()
         super().connection_lost(exc)
         if not self.gone.done():
             self.gone.set_result(None)
+
+    def _expect(self) -> None:
+        self._due = asyncio.get_running_loop().call_later(self._request_wait, self.force_close)
+
+    def _expect_nothing(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

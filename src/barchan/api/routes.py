@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from barchan.api import connect, execs, files, platform, sandboxes
-from barchan.api.queries import CountQuery, FileQuery, FindQuery, ListQuery, NoQuery, PageQuery, WriteQuery
+from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, ListQuery, NoQuery, WriteQuery
 from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, FileEntry, Health, Renewal, SignalBody
 from barchan.errors import (
     AdmissionRefused,
@@ -27,6 +27,7 @@ from barchan.errors import (
     OutcomeUnknown,
     ProtocolError,
     SandboxDiskFull,
+    SandboxLogFull,
     SandboxNotFound,
     SandboxStopped,
     SandboxUnavailable,
@@ -69,7 +70,7 @@ _NODES = (NodeUnavailable, ProtocolError, AdmissionRefused, LogCorrupt, NodeStor
 _SANDBOX = (*_NODES, SandboxNotFound, SandboxStopped, SandboxUnavailable, NotSupported)
 _FILE = (*_SANDBOX, FileFailure, UserNotFound, SandboxDiskFull)
 _CREATE = (*_NODES, Conflict, EnvironmentNotFound, NotSupported, NodeError, SandboxStopped, SandboxUnavailable)
-_EXEC = (*_SANDBOX, Conflict, UserNotFound)
+_EXEC = (*_SANDBOX, Conflict, UserNotFound, SandboxLogFull)
 
 
 def errors_of(route: Route) -> tuple[type[BarchanError], ...]:
@@ -138,7 +139,7 @@ ROUTES: tuple[Route, ...] = (
         execs.history,
         "Commands of a sandbox",
         answer=tuple[ExecRecord, ...],
-        query=PageQuery,
+        query=HistoryQuery,
         fails=_SANDBOX,
     ),
     Route(

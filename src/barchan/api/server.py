@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
-import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from barchan.api.app import make_app
 from barchan.api.auth import Auth
+from barchan.api.entrance import Entrance
 from barchan.api.listen import BACKLOG, Opened
 from barchan.api.reply import JsonHandler
 from barchan.config import ApiConfig
@@ -45,29 +46,32 @@ async def serving(config: ApiConfig, opened: Opened) -> AsyncIterator[Ready]:
         await stack.enter_async_context(nodes.listening(opened.node))
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await stack.enter_async_context(_accepting(runner, opened.api, None))
+        handler = partial(_handler, runner, config.request_wait)
+        await stack.enter_async_context(_on_unix(opened.api, partial(handler, _known_already)))
         if opened.tcp is not None:
-            await stack.enter_async_context(_accepting(runner, opened.tcp, opened.tls))
+            await stack.enter_async_context(Entrance(config, opened.tls, handler).open(opened.tcp))
         yield Ready(pid=os.getpid(), socket=str(config.layout.api_socket), url=opened.url)
 
 
+def _handler(runner: web.AppRunner, request_wait: float, recognised: Callable[[], None]) -> JsonHandler:
+    assert runner.server is not None
+    return JsonHandler(
+        runner.server,
+        request_wait=request_wait,
+        recognised=recognised,
+        loop=asyncio.get_running_loop(),
+        access_log=None,  # its own default runner passes None, too
+        keepalive_timeout=KEEPALIVE,
+    )
+
+
+def _known_already() -> None:
+    """Only root and our own user can open the unix socket."""
+
+
 @contextlib.asynccontextmanager
-async def _accepting(runner: web.AppRunner, sock: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
-    loop, manager = asyncio.get_running_loop(), runner.server
-    assert manager is not None
-
-    def protocol() -> JsonHandler:
-        return JsonHandler(
-            manager,
-            loop=loop,
-            access_log=None,  # type: ignore[arg-type]  # its own default runner passes None, too
-            keepalive_timeout=KEEPALIVE,
-        )
-
-    if sock.family == socket.AF_UNIX:
-        server = await loop.create_unix_server(protocol, sock=sock, backlog=BACKLOG, **KEEP_FILE)
-    else:
-        server = await loop.create_server(protocol, sock=sock, ssl=tls, backlog=BACKLOG)
+async def _on_unix(sock: socket.socket, protocol: Callable[[], JsonHandler]) -> AsyncIterator[None]:
+    server = await asyncio.get_running_loop().create_unix_server(protocol, sock=sock, backlog=BACKLOG, **KEEP_FILE)
     try:
         yield
     finally:

@@ -115,13 +115,15 @@ class ExecRecord(_Body, frozen=True, kw_only=True):
     id: str
     argv: tuple[str, ...]
     """Decoded for reading."""
+    shell: str | None = None
+    """Of a command in a shell session: the session's id."""
     started: float
     result: ExecResult | None
 
     @classmethod
     def of(cls, info: ExecInfo) -> ExecRecord:
         argv = tuple(item.decode("utf-8", "replace") for item in info.argv)
-        return cls(id=info.id, argv=argv, started=info.started, result=info.result)
+        return cls(id=info.id, argv=argv, shell=info.shell, started=info.started, result=info.result)
 
 
 KINDS = {

@@ -200,17 +200,25 @@ class Batches:
     def leave(self, batch: Batch, *, lost: bool) -> None:
         """Its caller is gone. `lost`: and may come back."""
         if self._open.get(batch.key) is batch:
-            task = asyncio.get_running_loop().create_task(self._end(batch, self._wait if lost else 0.0))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._beside(self._end(batch, self._wait if lost else 0.0))
 
     async def cancel(self, request: CancelMany) -> None:
-        """End the batch of a key, whether it is under way, was left, or was another process's. Returns when all is removed."""
+        """End the batch of a key, whether it is under way, was left, or was another process's. Returns when all is removed,
+        which goes on when nobody waits for it."""
+        await asyncio.shield(self._beside(self._cancel(request)))
+
+    async def _cancel(self, request: CancelMany) -> None:
         batch = self._open.pop(request.key, None)
         if batch is not None:
             batch.fail(Conflict("the batch was cancelled", field="key"))
             await batch.stop()
         await remove_all(self._dispatch, request.key, sorted(set(range(request.count)) - set(request.done)))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
 
     async def _end(self, batch: Batch, after: float) -> None:
         if after:

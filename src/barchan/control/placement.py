@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from barchan.errors import AdmissionRefused, InvalidRequest, NodeUnavailable, NotSupported
+from barchan.sizes import size
 from barchan.spec import NodeInfo, NodeName, SandboxSpec
 
 CHOICES = 4
@@ -46,11 +47,15 @@ def _no_data(nodes: Sequence[NodeInfo], wanted: set[str]) -> InvalidRequest:
 
 class Lack(NamedTuple):
     resource: str
-    has: int
-    wants: int
+    has: float
+    wants: float
 
     def __str__(self) -> str:
-        return f"has {self.has} bytes of {self.resource} in all, {self.wants} asked"
+        return f"has {amount(self.resource, self.has)} in all, {amount(self.resource, self.wants)} asked"
+
+
+def amount(resource: str, value: float) -> str:
+    return f"{value:g} {resource}" if resource == "cpus" else f"{size(value)} of {resource}"
 
 
 def _never_fits(nodes: Sequence[NodeInfo], spec: SandboxSpec) -> InvalidRequest:
@@ -61,7 +66,7 @@ def _never_fits(nodes: Sequence[NodeInfo], spec: SandboxSpec) -> InvalidRequest:
     # Where the nodes lack different things, the field is what all lack, if there is such a thing.
     asked = {lack.resource: lack.wants for _, lack in lacks}
     common = [resource for resource, most in largest.items() if most < asked[resource]]
-    hint = "; ".join(f"at most {largest[resource]} bytes of {resource}" for resource in common or largest)
+    hint = "; ".join(f"at most {amount(resource, largest[resource])}" for resource in common or largest)
     return InvalidRequest(
         f"no node could ever hold the sandbox: {said}",
         field=f"limits.{common[0]}" if common else "limits",
@@ -71,7 +76,7 @@ def _never_fits(nodes: Sequence[NodeInfo], spec: SandboxSpec) -> InvalidRequest:
 
 def too_small(node: NodeInfo, spec: SandboxSpec) -> Lack | None:
     """What the node has too little of even when empty."""
-    for resource in ("memory", "disk"):
+    for resource in ("memory", "disk", "cpus"):
         has, wants = getattr(node, f"{resource}_total"), getattr(spec.limits, resource)
         if has and wants > has:
             return Lack(resource, has, wants)
