@@ -40,6 +40,7 @@ from examples.swe.task import (
 MIB = 1 << 20
 CACHE = Path(os.environ.get("BARCHAN_CACHE", "/var/cache/barchan"))
 DATA = CACHE / "demo"
+STAMP = CACHE / "demo.stamp"
 PATHS = {"PATH": "/opt/swe-tools/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": "src"}
 
 
@@ -52,6 +53,12 @@ def create(client: Client, environment: EnvironmentRef, role: str) -> Awaitable[
         labels={"demo": role},
         lifetime=600,
     )
+
+
+READY = (
+    "ready: asked for all at once, of a server that has just started and has made none ahead. "
+    "It is several times less for those that come later, and for one alone."
+)
 
 
 @dataclass
@@ -109,8 +116,15 @@ async def guarded(client: Client, row: Row) -> None:
         row.failure = f"{error.code}: {error}"
 
 
+def common_failure(rows: list[Row]) -> str:
+    """What went wrong with every one of them; empty if not all failed, or not alike."""
+    failures = {row.failure for row in rows}
+    return failures.pop() if len(failures) == 1 else ""
+
+
 def table(rows: list[Row]) -> Table:
-    shown = Table(title="cachetools: an entry outlives its time-to-live")
+    common = common_failure(rows)
+    shown = Table(title="cachetools: an entry outlives its time-to-live", caption=READY)
     shown.add_column("sandbox", no_wrap=True)
     shown.add_column("variant", no_wrap=True, min_width=22)
     for title in ("ready ms", "steps", "tests", "reward"):
@@ -118,7 +132,7 @@ def table(rows: list[Row]) -> Table:
     for row in rows:
         tests = "" if row.passed is None else f"{row.passed}/{len(EXPECTED)}"
         ready = "" if row.ready_ms is None else f"{row.ready_ms:.0f}"
-        reward = row.failure or ("" if row.reward is None else str(row.reward))
+        reward = ("failed" if common else row.failure) or ("" if row.reward is None else str(row.reward))
         shown.add_row(row.sandbox and f"…{row.sandbox[-8:]}", row.variant.name, ready, str(row.steps), tests, reward)
     return shown
 
@@ -132,7 +146,9 @@ def shown(console: Console, rows: list[Row]) -> Iterator[None]:
     else:
         yield
         console.print(table(rows))
-        console.file.flush()
+    if common := common_failure(rows):
+        console.print(f"all of them: {common}", markup=False, highlight=False, soft_wrap=True)
+    console.file.flush()
 
 
 async def solve(console: Console) -> list[Row]:
@@ -143,21 +159,35 @@ async def solve(console: Console) -> list[Row]:
     return rows
 
 
-def barchan(*argv: str) -> None:
+def barchan(*argv: str, quiet: bool = False) -> str:
+    """Returns what it wrote on standard error when it failed and `quiet`."""
     command = [sys.executable, "-m", "barchan.cli.main", *argv, "--data", str(DATA)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    pipe = subprocess.PIPE if quiet else None
+    done = subprocess.run(command, check=not quiet, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
+    return done.stderr if quiet and done.returncode else ""
 
 
 def prepare() -> None:
     """Make the layers, unless they are there and the task has not changed since."""
     DATA.mkdir(parents=True, exist_ok=True, mode=0o700)
-    stamp = CACHE / "demo.stamp"
-    if stamp.exists() and stamp.read_text() == fingerprint():
+    if (DATA / "layers").exists() and STAMP.exists() and STAMP.read_text() == fingerprint():
         return
     barchan("env", "bootstrap", BASE)
     for name, tree in layers(fetch(CACHE / "sdist"), CACHE / "trees").items():
         barchan("env", "import", name, str(tree))
-    stamp.write_text(fingerprint())
+    STAMP.write_text(fingerprint())
+
+
+def start() -> None:
+    """The demo's data directory is its own to delete, when another version of barchan made it."""
+    failure = barchan("up", "-d", "--scratch-bytes", "2g", quiet=True)
+    if "[wrong_version]" in failure:
+        print("the demo's data directory was made by another version of barchan: it is made anew", file=sys.stderr)
+        barchan("down", "--delete")
+        prepare()
+        failure = barchan("up", "-d", "--scratch-bytes", "2g", quiet=True)
+    if failure:
+        sys.exit(failure.rstrip())
 
 
 def is_running() -> bool:
@@ -171,7 +201,7 @@ def server() -> Iterator[None]:
     """The demo's own server; one that is there already is used and left running."""
     running = is_running()
     if not running:
-        barchan("up", "-d", "--scratch-bytes", "2g")
+        start()
     try:
         yield
     finally:

@@ -13,6 +13,8 @@ DATA/                       0700 root
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +23,13 @@ import msgspec
 from barchan.spec import GIB, MIB
 
 DEFAULT_DATA = Path("/var/lib/barchan")
+MAX_SANDBOXES = 1000
+"""Of a node that is not told otherwise."""
+
+
+def default_data(environ: Mapping[str, str]) -> Path:
+    """The data directory where none is named."""
+    return Path(os.path.abspath(environ.get("BARCHAN_DATA") or DEFAULT_DATA))
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -74,11 +83,6 @@ class Layout(msgspec.Struct, frozen=True):
         """Where the node agent reaches the API."""
         return self.run / "node.sock"
 
-    @property
-    def guest_sockets(self) -> Path:
-        """Directory with one listening socket per sandbox, named by its id."""
-        return self.run / "guest"
-
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node agent."""
@@ -88,7 +92,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of every sandbox id; must not change while sandboxes live."""
     kernel: Literal["auto", "reduced"] = "auto"
     """`reduced` forces the path of kernels below 6.13, for tests."""
-    max_sandboxes: int = 1000
+    max_sandboxes: int = MAX_SANDBOXES
     pool_most: int = 32
     """Containers made ahead of requests, at most; 0 makes none."""
     pool_share: float = 0.01
@@ -115,6 +119,11 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 64 * MIB
     log_bytes: int = 8 * GIB
     """When the segments exceed this, the oldest sealed ones without a live sandbox are removed."""
+    log_most: int = 0
+    """When those that cannot be removed exceed this, new sandboxes and commands are `node_storage_full`. 0: four times
+    `log_bytes`."""
+    sandbox_log: int = 0
+    """When what is recorded of one live sandbox exceeds this, its new commands are `sandbox_log_full`. 0: half of `log_bytes`."""
     data_mounts: dict[str, Path] = {}
     """Directories of this host that sandboxes may mount read-only, by the names that they know them by."""
     sweep_seconds: float = 2.0
@@ -137,3 +146,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds a request waits for its node to come back before `node_unavailable`."""
     batch_wait: float = 90.0
     """Seconds that what was made for a client whose connection was lost waits for it to come back and take it."""
+    request_wait: float = 10.0
+    """Seconds that a connection has for its TLS handshake, for its first request up to the end of the headers, and for each
+    later one once that has begun."""
+    strangers: int = 4096
+    """TCP connections that have not shown the token yet. One more closes the oldest of them."""
+    kept_files: int = 256
+    """Of the open files that the process may have, those that TCP connections leave to the unix sockets."""

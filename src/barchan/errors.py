@@ -26,12 +26,16 @@ its own table, so that no remote side can choose what is imported or constructed
     ├── SandboxError                 the sandbox itself is at fault
     │   ├── SandboxUnavailable       its first process is dead or does not answer
     │   ├── SandboxStopped           it was stopped or its lifetime ended
-    │   └── SandboxDiskFull
+    │   ├── TerminalsTaken           no pseudo-terminal of the sandbox is free
+    │   ├── SandboxDiskFull
+    │   └── SandboxLogFull           what it has on record is as much as one sandbox may have; it can be read, not used further
     ├── NodeError                    the host of the sandbox is at fault
     │   ├── AdmissionRefused         no room now; another node or a later try may do
     │   ├── CreateFailed             `phase` says where
     │   ├── LayerCorrupt
     │   ├── LogCorrupt               a trajectory segment does not hold what was written to it
+    │   ├── RecordGone               it was recorded, and removed from the log since to make room
+    │   ├── WrongVersion             the data directory was made by another version of barchan
     │   ├── FeatureMissing           the kernel or a program lacks something; `hint` says what to do
     │   ├── NodeStorageFull
     │   ├── NodeUnavailable          not connected at the moment
@@ -217,8 +221,18 @@ class SandboxStopped(SandboxError):
     status = 410
 
 
+class TerminalsTaken(SandboxError):
+    code = "terminals_taken"
+    status = 409
+
+
 class SandboxDiskFull(SandboxError):
     code = "sandbox_disk_full"
+    status = 507
+
+
+class SandboxLogFull(SandboxError):
+    code = "sandbox_log_full"
     status = 507
 
 
@@ -244,6 +258,15 @@ class LayerCorrupt(NodeError):
 
 class LogCorrupt(NodeError):
     code = "log_corrupt"
+
+
+class RecordGone(NodeError):
+    code = "record_gone"
+    status = 410
+
+
+class WrongVersion(NodeError):
+    code = "wrong_version"
 
 
 class FeatureMissing(NodeError):

@@ -16,6 +16,7 @@ from barchan.errors import ErrorBody, InvalidRequest
 from barchan.mounts import DataMount, check_mounts
 from barchan.names import NAME, check_ref
 from barchan.pools import PoolInfo
+from barchan.ranges import LIMITS, check_limit
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
@@ -188,13 +189,18 @@ class ExecResult(_Value, frozen=True, kw_only=True):
 
 
 class ExecInfo(_Value, frozen=True, kw_only=True):
-    """A command in a sandbox's history. `result` is None while it runs."""
+    """A command in a sandbox's history. `result` is None while it runs, `shell` names the session that it ran in."""
 
     id: ExecId
     argv: tuple[bytes, ...]
     """The first of them, up to 1 KiB in all."""
+    shell: ExecId | None = None
     started: float
     result: ExecResult | None = None
+    stdout_recorded: int = 0
+    """Bytes of its output on record so far."""
+    stderr_recorded: int = 0
+    """As `stdout_recorded`."""
 
 
 class FileStat(_Value, frozen=True, kw_only=True):
@@ -237,6 +243,8 @@ class NodeInfo(_Value, frozen=True, kw_only=True):
     memory_promised: int
     disk_total: int
     disk_promised: int
+    cpus_total: int = 0
+    """Processors; 0 where the node does not say. A sandbox may use as many, together they may be promised any number."""
     version: str = ""
     notes: tuple[str, ...] = ()
     """One line per thing this host lacks."""
@@ -253,7 +261,8 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     """Refuse what the types let through. Returns the same value."""
     for i, ref in enumerate(spec.environment.names()):
         check_ref(ref, "environment.base" if i == 0 else "environment")
-    _check_limits(spec.limits)
+    for field in LIMITS:
+        check_limit(field, getattr(spec.limits, field))
     check_mounts(spec.mounts)
     for field in ("idle_timeout", "lifetime"):
         _positive(getattr(spec, field), field)
@@ -270,25 +279,6 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     if len(spec.labels) > 64 or size > MOST_LABEL_BYTES:
         raise InvalidRequest(f"labels: at most 64 and {MOST_LABEL_BYTES} bytes together", field="labels")
     return spec
-
-
-LIMITS: dict[str, tuple[float, float]] = {
-    "memory": (16 * MIB, (1 << 62) - 1),
-    "cpus": (0.01, 1e5),
-    "pids": (8, 1 << 22),
-    "disk": (1 * MIB, (1 << 62) - 1),
-    "files": (64, 1 << 30),
-}
-"""Least and most of each; the kernel takes no more of CPUs and pids."""
-
-
-def _check_limits(limits: Limits) -> None:
-    for field, (low, high) in LIMITS.items():
-        value = getattr(limits, field)
-        if not low <= value <= high:
-            raise InvalidRequest(
-                f"limits.{field}: {value} is out of range", field=f"limits.{field}", hint=f"{low} to {high}"
-            )
 
 
 MOST_TIMEOUT = 4e6

@@ -425,7 +425,14 @@ class FakeNode:
 
     async def _exec_list(self, call: Incoming, request: m.ListExecs) -> list[ExecInfo]:
         return [
-            ExecInfo(id=c.id, argv=c.request.argv, started=c.started, result=c.result)
+            ExecInfo(
+                id=c.id,
+                argv=c.request.argv,
+                started=c.started,
+                result=c.result,
+                stdout_recorded=c.outputs[STDOUT].size,
+                stderr_recorded=c.outputs[STDERR].size,
+            )
             for c in self.commands[request.sandbox].values()
         ]
 

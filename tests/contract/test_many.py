@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from barchan.control.many import AHEAD
 from barchan.errors import (
     AdmissionRefused,
+    Conflict,
     CreateFailed,
     EnvironmentNotFound,
     InvalidRequest,
@@ -166,6 +168,48 @@ async def test_a_cancelled_caller_leaves_nothing(client: Client, node: Node) -> 
     await until(lambda: len(node.alive()) == 1)
 
 
+async def test_when_the_block_is_left_nothing_is_left_to_remove(client: Client, node: Node) -> None:
+    """What only is sent when a process ends may never be read: the block waits until it was done."""
+    async with client.create_many(50, "debian-12") as batch:
+        mine = {sandbox.id for sandbox in await taken(batch, 7)}
+    assert node.alive() == mine
+
+
+async def test_a_cancelled_all_leaves_nothing(client: Client, node: Node) -> None:
+    never = asyncio.Event()
+    node.script = {49: never}
+    task = asyncio.ensure_future(client.create_many(50, "debian-12").all())
+    await until(lambda: len(node.alive()) == 49)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: not node.alive() and not node.at_once)
+
+
+async def test_a_batch_that_another_call_took_over_is_not_ended(client: Client, node: Node) -> None:
+    never = asyncio.Event()
+    node.script = {9: never}
+    async with client.create_many(10, "debian-12", key="shared") as second:
+        with pytest.raises(Conflict):
+            async with client.create_many(10, "debian-12", key="shared") as first:
+                await taken(first, 3)
+                await taken(second, 2)
+                await taken(first, 10)
+        never.set()
+        assert len([sandbox async for sandbox in second]) == 8
+    assert len(node.alive()) == 10
+
+
+async def test_a_caller_that_gives_up_and_hangs_up_in_one_breath_gave_up(tmp_path: Path) -> None:
+    async with site(tmp_path, batch_wait=600) as place, Node(place.layout.node_socket) as node:
+        async with place.client() as client:
+            batch = client.create_many(10, "debian-12")
+            await taken(batch, 1)
+            await until(lambda: len(node.alive()) == 10)
+            assert batch._arrivals is not None
+            batch._arrivals.abandon()
+        await until(lambda: len(node.alive()) == 1)
+
+
 async def test_no_more_are_made_than_can_be_taken(client: Client, node: Node) -> None:
     async with client.create_many(2000, "debian-12") as batch:
         await taken(batch, 10)
@@ -231,6 +275,56 @@ async def test_what_a_killed_client_never_got_goes(place: Site, node: Node) -> N
     process.kill()
     await process.wait()
     await until(lambda: node.alive() == mine)
+
+
+@pytest.mark.parametrize(
+    "moment", ["begun:1", "begun:30", "made:1", "made:45", "made:89", *(f"printed:{n}" for n in (1, 2, 20, 60, 89))]
+)
+async def test_an_interrupted_command_leaves_what_it_printed(tmp_path: Path, moment: str) -> None:
+    """By the time it has ended the rest is gone, and it ends of the interrupt whenever that came."""
+    what, _, number = moment.partition(":")
+    async with site(tmp_path, batch_wait=600) as place, Node(place.layout.node_socket) as node:
+        if what == "begun":
+            node.create_gate = asyncio.Event()
+        node.script = {int(number): asyncio.Event()} if what != "begun" else {}
+        argv = ("-m", "barchan.cli.main", "create", "debian-12", "-n", "90", "--data", str(place.data))
+        process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        printed = set()
+        if what == "printed":
+            printed = {(await process.stdout.readline()).decode().strip() for _ in range(int(number))}
+        elif what == "begun":
+            await until(lambda: node.at_once >= int(number))
+        else:
+            await until(lambda: len(node.sandboxes) >= int(number))
+        process.send_signal(signal.SIGINT)
+        printed |= set((await process.stdout.read()).decode().split())
+        assert await process.wait() == -signal.SIGINT
+        assert node.alive() == printed and not node.at_once
+
+
+COMMAND = """
+import os
+os.write(1, b"python is up\\n")
+from barchan.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("late", range(0, 300, 20))
+async def test_an_interrupt_at_any_time_ends_the_command(place: Site, node: Node, late: int) -> None:
+    """So many milliseconds after Python began: while modules are imported, while it dials, while it waits."""
+    node.create_gate = asyncio.Event()
+    argv = ("-c", COMMAND, "create", "debian-12", "-n", "3", "--data", str(place.data))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"python is up\n"
+    await asyncio.sleep(late / 1000)
+    process.send_signal(signal.SIGINT)
+    await process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert not node.sandboxes and not node.at_once
 
 
 async def test_leaving_while_the_connection_is_lost_is_told_later(place: Site, client: Client, node: Node) -> None:

@@ -125,6 +125,9 @@ def test_how_to_start_a_server_is_said_only_for_this_host() -> None:
     assert find_address(None, None, None, {}).start == "barchan up"
     assert find_address(None, None, "/a b", {}).start == "barchan up --data '/a b'"
     assert find_address("unix:/d/run/api.sock", None, None, {}).start == "barchan up --data /d"
+    assert find_address(None, None, None, {"BARCHAN_DATA": "/d e"}).start == "barchan up --data '/d e'"
+    assert find_address(None, None, "/a", {"BARCHAN_DATA": "/d"}).start == "barchan up --data /a"
+    assert find_address(None, None, None, {"BARCHAN_DATA": "/d", "BARCHAN_URL": "unix:/s"}).unix == "/s"
     for url in ("unix:/s", "unix:/tmp/api.sock", "http://h:1", "https://h"):
         assert find_address(url, None, None, {}).start == ""
 
@@ -136,8 +139,9 @@ async def test_nobody_listens_elsewhere() -> None:
         error = await failure(Client(f"{scheme}://127.0.0.1:{port}"))
         assert type(error) is ApiUnavailable and "connection refused" in error.message
         assert "barchan up" not in error.hint
-    error = await failure(Client("http://nowhere.invalid:1"))
-    assert type(error) is ApiUnavailable and "host name" in error.message
+    for host in ("nowhere.invalid", "nirgendwö.invalid", "a" * 64 + ".invalid"):
+        error = await failure(Client(f"http://{host}:1"))
+        assert type(error) is ApiUnavailable and "host name" in error.message
 
 
 async def test_a_socket_without_permission(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +199,9 @@ def test_a_token_may_come_with_its_line_end() -> None:
 async def test_over_tcp(place: Site, node: FakeNode) -> None:
     async with Client(place.url, TOKEN) as client:
         assert (await (await client.create("debian-12")).run("echo hi")).text == "hi\n"
-    for token in ("", "wrong-token-012345"):
+    for token, said in (("", "none was given"), ("wrong-token-012345", "refused the token")):
         async with Client(place.url, token) as client:
-            with pytest.raises(Unauthenticated):
+            with pytest.raises(Unauthenticated, match=said):
                 await client.list()
 
 
@@ -281,6 +285,42 @@ async def test_a_refusal_is_not_retried_behind_the_callers_back(client: Client, 
         await client.create("debian-12")
     assert caught.value.retry
     assert sum(isinstance(call, m.CreateSandbox) for call in node.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"limits": Limits(memory="1g")}, "limits.memory: expected int, got str (see SandboxSpec)"),  # type: ignore[arg-type]
+        ({"labels": ["a"]}, "labels: expected dict, got list (see SandboxSpec)"),
+        (
+            {"backend": "docker"},
+            "backend: invalid enum value 'docker' (one of 'container', 'function', 'microvm', 'vm')",
+        ),
+        ({"user": None, "hostname": 5}, "hostname: expected str, got int (see SandboxSpec)"),
+    ],
+)
+async def test_wrong_types_are_said_in_plain_words(tmp_path: Path, options: Any, text: str) -> None:
+    async with Client(data=tmp_path) as client:
+        with pytest.raises(InvalidRequest) as caught:
+            await client.create("debian-12", **options)
+        said = str(caught.value)
+        head, _, choices = said.partition("(one of ")
+        assert said == text or f"{head}(one of {', '.join(sorted(choices.rstrip(')').split(', ')))})" == text
+        with pytest.raises(
+            InvalidRequest, match="one of its items: invalid enum value 'dead' .one of 'creating', 'ready'"
+        ):
+            await client.list(states=["dead"])  # type: ignore[list-item]
+
+
+async def test_what_is_printed_of_them(client: Client, sandbox: Sandbox) -> None:
+    process = await sandbox.start("sleep", id="p")
+    assert repr(process) == f"<Process p in {sandbox.id} running>"
+    await process.cancel()
+    await process.wait()
+    assert repr(process) == f"<Process p in {sandbox.id} ended>"
+    assert repr(client).startswith("<Client unix:/") and "closed" not in repr(client)
+    await client.close()
+    assert repr(client).endswith(" closed>")
 
 
 async def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
@@ -476,6 +516,32 @@ async def test_cancelling_just_before_the_client_closes_still_arrives(place: Sit
             await running
     async with within(5):
         await node.wait_for(m.CancelExec)
+
+
+async def test_cancelling_just_after_the_connection_was_lost_still_arrives(place: Site, node: FakeNode) -> None:
+    async with place.client() as client:
+        sandbox = await client.create("debian-12")
+        running = beside(sandbox.run, "sleep", id="s")
+        await node.wait_for(m.StartExec)
+        cut(client)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            await running
+    async with within(5):
+        assert (await finished(node, sandbox.id, "s")).outcome == "cancelled"
+
+
+async def test_a_cancel_that_was_lost_on_its_way_is_sent_again(place: Site, node: FakeNode) -> None:
+    fail(node, "exec_cancel", faults.loses_the_link, times=1)
+    async with place.client() as client:
+        sandbox = await client.create("debian-12")
+        running = beside(sandbox.run, "sleep", id="s")
+        await node.wait_for(m.StartExec)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            await running
+    async with within(5):
+        assert (await finished(node, sandbox.id, "s")).outcome == "cancelled"
 
 
 # process handles
@@ -887,7 +953,7 @@ async def test_a_tree_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path:
     assert seen[-1][1] == 1_000_010 <= seen[-1][0], "names and lengths count, too"
     down = await sandbox.files.download("/t", target, progress=lambda done, total: seen.append((done, total)))
     assert (up.files, up.bytes, sorted(up.skipped)) == (3, 1_000_010, [b"fifo", b"sock"])
-    assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, (b"dangling",)), "a link that leads out"
+    assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, {b"dangling": "link_out"})
     assert snapshot(target) == {k: v for k, v in snapshot(source).items() if k not in ("fifo", "sock", "dangling")}
     assert seen[-1] == (1_000_010, None), "how large a tree is nobody knows before"
 
@@ -985,11 +1051,27 @@ async def test_a_full_local_disk(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     node.trees[b"/t"] = ROOT + item(b"f")
-    monkeypatch.setattr("barchan.sdk._tree.os.write", full)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "f").write_text("mine")
+    monkeypatch.setattr("barchan.sdk._arriving.os.write", full)
     with pytest.raises(FileFailure, match=f"local file {tmp_path}/t: no space left") as caught:
         await sandbox.files.download("/t", tmp_path / "t")
     monkeypatch.undo()
+    assert os.listdir(tmp_path / "t") == ["f"] and (tmp_path / "t" / "f").read_text() == "mine"
     assert "not in the sandbox" in caught.value.hint
+
+
+@pytest.mark.parametrize("what", ["/file", "/tree"])
+async def test_a_download_that_ends_early_leaves_the_old_file(
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path, what: str
+) -> None:
+    node.trees[b"/file"], node.trees[b"/tree"] = item(b"")[:-3], ROOT + item(b"f")[:-3]
+    old = tmp_path / "to" / "f"
+    old.parent.mkdir()
+    old.write_text("mine")
+    with pytest.raises(ProtocolError):
+        await sandbox.files.download(what, old if what == "/file" else old.parent)
+    assert old.read_text() == "mine" and os.listdir(old.parent) == [old.name]
 
 
 def item(path: bytes, kind: str = "f", content: bytes = b"evil", target: bytes = b"", mode: int = 0o644) -> bytes:
@@ -1046,7 +1128,7 @@ async def test_a_link_that_leads_out_is_skipped_and_reported(sandbox: Sandbox, n
     link = item(b"out", "l", target=os.fsencode(outside))
     node.trees[b"/t"] = ROOT + link + item(b"out", "d", mode=0o755) + item(b"out/f") + item(b"in", "l", target=b"out/f")
     report = await sandbox.files.download("/t", tmp_path / "target")
-    assert report.skipped == (b"out",)
+    assert report.skipped == {b"out": "link_out"}
     assert (tmp_path / "target" / "out" / "f").read_text() == "evil", "a directory of the tree by now"
     assert os.readlink(tmp_path / "target" / "in") == "out/f"
     assert not list(outside.iterdir())
@@ -1078,10 +1160,21 @@ async def test_links_in_the_target_are_replaced_not_followed(sandbox: Sandbox, n
     assert stat.S_IMODE((target / "g").stat().st_mode) == 0o755, "set-id bits are not taken over"
 
 
+async def test_of_many_that_are_skipped_the_first_are_named(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    long = b"/".join([b"d" * 250] * 4)
+    node.trees[b"/t"] = ROOT + b"".join(item(b"%s/%d" % (long, number), "p") for number in range(2000))
+    report = await sandbox.files.download("/t", tmp_path / "target")
+    assert set(report.skipped.values()) == set(report.skipped_more) == {"special"}
+    assert sum(map(len, report.skipped)) <= 1 << 20
+    assert len(report.skipped) + report.skipped_more["special"] == 2000
+
+
 async def test_devices_are_skipped_and_reported(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
     node.trees[b"/t"] = ROOT + item(b"p", "p") + item(b"c", "c") + item(b"b", "b") + item(b"s", "s") + item(b"f")
+    node.trees[b"/t"] += item(b"mine", "x")
     report = await sandbox.files.download("/t", tmp_path / "t")
-    assert (report.files, report.skipped) == (1, (b"p", b"c", b"b", b"s"))
+    assert (report.files, report.skipped.pop(b"mine")) == (1, "unreadable")
+    assert report.skipped == dict.fromkeys((b"p", b"c", b"b", b"s"), "special")
     assert os.listdir(tmp_path / "t") == ["f"]
 
 

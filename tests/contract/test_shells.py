@@ -83,7 +83,7 @@ async def test_calls_wait_their_turn(sandbox: Sandbox) -> None:
         lines = [f"echo {i}" for i in range(20)]
         results = await asyncio.gather(*(shell.run(line) for line in lines))
         assert [r.text for r in results] == [f"{i}\n" for i in range(20)]
-    begun = [info.argv[0].decode() for info in await sandbox.execs() if info.argv]
+    begun = [info.argv[0].decode() for info in await sandbox.execs() if info.shell == shell.id]
     assert begun == lines, "in the order of the calls"
 
 

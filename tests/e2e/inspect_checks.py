@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from inspect_ai import Task, eval
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import (
@@ -24,7 +25,7 @@ from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.self_check import *
 
-from barchan import Client, EnvironmentNotFound
+from barchan import Client
 
 ENVIRONMENT, USER = os.environ["CHECKED_ENVIRONMENT"], os.environ["CHECKED_USER"]
 PROVIDER = registry_find_sandboxenv("barchan")
@@ -80,8 +81,9 @@ async def test_adapter_tells_how_to_connect_while_there_is_something(sandbox_env
 
 async def test_adapter_knows_before_the_first_sample_what_is_not_there() -> None:
     await PROVIDER.task_init("checks", ENVIRONMENT)
-    with pytest.raises(EnvironmentNotFound, match="no-such-environment"):
+    with pytest.raises(PrerequisiteError) as caught:
         await PROVIDER.task_init("checks", "no-such-environment")
+    assert "no environment no-such-environment (there are: " in str(caught.value.message)
 
 
 @solver

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from barchan import spec
+from tests.e2e.conftest import make_tiny
 from tests.server import Server, remove
+from tests.terminals import LocalTerminal
 
 MIB = 1 << 20
 SMALL = ("--memory", "128m", "--disk", "64m", "--pids", "64")
@@ -122,6 +124,29 @@ def test_a_wrong_environment(cli: Cli) -> None:
     assert done.stderr.startswith(b"error: ") and b"[environment_not_found]" in done.stderr
 
 
+LOADED = """
+import sys
+from barchan.cli.main import invoke
+code = invoke(sys.argv[1:])
+tops = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+print(*sorted(name for name in tops if not name.startswith("_")))
+sys.exit(code)
+"""
+
+
+def test_a_command_loads_no_http_library_and_no_tables(cli: Cli) -> None:
+    """Each would cost more time than all else that this process does."""
+    argv = cli.argv("run", cli.env, *SMALL, "--", "true")[3:]
+    done = subprocess.run([sys.executable, "-c", LOADED, *argv], capture_output=True, timeout=60, check=False)
+    loaded = set(done.stdout.decode().split())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (
+        {"barchan", "click", "msgspec"}
+        <= loaded
+        <= {"barchan", "click", "msgspec", "typing_extensions", "sitecustomize"}
+    )
+
+
 # --- bytes
 
 
@@ -141,6 +166,12 @@ def test_arguments_and_environment_are_bytes(cli: Cli) -> None:
 def test_input_only_on_request(cli: Cli) -> None:
     assert cli.run("--", "cat", stdin=b"hello").stdout == b""
     assert cli.run("-i", "--", "cat", stdin=b"hello").stdout == b"hello"
+
+
+def test_a_shell_reads_its_commands_from_a_pipe(cli: Cli, sandbox: str) -> None:
+    for command, target in (("run", (cli.env, *SMALL)), ("exec", (sandbox,))):
+        done = cli(command, "-i", *target, stdin=b"x=1\necho $x $0; exit 3\n")
+        assert (done.returncode, done.stdout, done.stderr) == (3, b"1 /bin/sh\n", b"")
 
 
 def test_much_input_and_output(cli: Cli) -> None:
@@ -190,6 +221,95 @@ def test_a_log_for_which_there_is_no_room(cli: Cli, sandbox: str, exact: bool) -
         command = cli.argv("logs", sandbox, *(("--exec", id_) if exact else ()))
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, b"error: stdout: No space left on device [file_failure]\n")
+
+
+def test_figures_go_into_a_pipe_as_they_come(cli: Cli, sandbox: str) -> None:
+    command = cli.argv("stats", "--watch", "--every", "0.1", sandbox)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(4)]
+        watching.terminate()
+    assert [line.split()[0].decode() for line in lines] == ["id", sandbox, "id", sandbox]
+
+
+def test_a_narrow_terminal_shows_each_sandbox_on_one_line(cli: Cli, sandbox: str) -> None:
+    argv = [str(word) for word in cli.argv("stats", sandbox)]
+    with LocalTerminal(argv, columns=80) as terminal:
+        head = terminal.until(b"\r\n")
+        row = terminal.until(b"\r\n").removeprefix(head)
+    assert row.split()[0] == sandbox.encode() and len(row.rstrip()) <= 80
+    assert b"memory" in head and b"cpu %" in head
+
+
+def test_nodes(cli: Cli, sandbox: str) -> None:
+    head, row = cli("nodes").stdout.decode().splitlines()
+    assert head.split("  ")[0] == "node" and row.split()[0] == sandbox.rpartition("-")[0]
+    (node,) = json.loads(cli("nodes", "--json").stdout)
+    assert node["memory_promised"] >= 128 * MIB and node["cpus_total"] == len(os.sched_getaffinity(0))
+    assert node["pool"]["hits"] + node["pool"]["parked_hits"] + node["pool"]["misses"] > 0
+    done = cli("run", cli.env, "--cpus", str(1 + node["cpus_total"]), "--", "true")
+    assert done.returncode == 125 and b"at most %d cpus" % node["cpus_total"] in done.stderr
+
+
+def test_a_sandbox_that_has_ended(cli: Cli) -> None:
+    """As the tutorial does it: run, stop, look."""
+    id = cli("create", cli.env, *SMALL).stdout.decode().strip()
+    first = cli("exec", "-d", id, "--", "sh", "-c", "echo out; echo err >&2; exit 3").stdout.decode().strip()
+    assert cli("wait", id, first).returncode == 3
+    second = cli("exec", "-d", id, "--", "sleep", "600").stdout.decode().strip()
+    assert cli("stop", id).returncode == 0
+    logs = cli("logs", id)
+    assert logs.returncode == 0, logs.stderr
+    assert f"{first} | out\n".encode() in logs.stdout and f"{first} ! err\n".encode() in logs.stdout
+    assert f"{second} $ sleep 600  [unknown]".encode() in logs.stdout
+    exact = cli("logs", id, "--exec", first)
+    assert (exact.returncode, exact.stdout, exact.stderr) == (0, b"out\n", b"err\n")
+    assert cli("logs", id, "--exec", second).returncode == 0
+    assert cli("wait", id, first).returncode == 3
+    assert b"[sandbox_stopped]" in cli("wait", id, second).stderr
+    assert b"[exec_not_found]" in cli("logs", id, "--exec", "never").stderr
+    json_ = [json.loads(line) for line in cli("logs", "--json", id).stdout.splitlines()]
+    assert [line["exec"] for line in json_ if line["event"] == "command"] == [first, second]
+
+
+NEW = b"new" * (16 << 20)
+
+
+def test_an_upload_that_does_not_fit_leaves_the_old_file(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    assert cli("cp", "-", f"{sandbox}:/d/file", stdin=b"old").returncode == 0
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 30)
+    done = cli("cp", tmp_path / "file", f"{sandbox}:/d/file")
+    assert done.returncode == 1 and b"[sandbox_disk_full]" in done.stderr, done.stderr
+    assert cli("exec", sandbox, "--", "sh", "-c", "ls -A /d; cat /d/file").stdout == b"file\nold"
+
+
+def test_an_interrupted_upload_leaves_one_file_or_the_other(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    assert cli("cp", "-", f"{sandbox}:/d/file", stdin=b"old").returncode == 0
+    (tmp_path / "file").write_bytes(NEW)
+    watch = cli.argv("exec", sandbox, "--", "sh", "-c", "echo up; until ls -A /d | grep -q barchan; do :; done")
+    with subprocess.Popen(watch, stdout=subprocess.PIPE) as watching:
+        assert watching.stdout is not None and watching.stdout.readline() == b"up\n"
+        with subprocess.Popen(cli.argv("cp", tmp_path / "file", f"{sandbox}:/d/file")) as copying:
+            assert watching.wait(60) == 0
+            copying.send_signal(signal.SIGINT)
+            assert copying.wait(60) in (0, -signal.SIGINT)
+    script = "until [ $(ls -A /d | wc -l) = 1 ]; do :; done; cat /d/file"
+    assert cli("exec", "--timeout", "20", sandbox, "--", "sh", "-c", script).stdout in (b"old", NEW)
+
+
+def test_an_interrupted_download_leaves_one_file_or_the_other(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(NEW)
+    assert cli("cp", tmp_path / "source", f"{sandbox}:/file").returncode == 0
+    (tmp_path / "to").mkdir()
+    target = tmp_path / "to" / "file"
+    target.write_bytes(b"old")
+    with subprocess.Popen(cli.argv("cp", f"{sandbox}:/file", target)) as copying:
+        while len(os.listdir(target.parent)) == 1 and target.read_bytes() == b"old":
+            pass
+        copying.send_signal(signal.SIGINT)
+        assert copying.wait(60) in (0, -signal.SIGINT)
+    assert target.read_bytes() in (b"old", NEW) and os.listdir(target.parent) == ["file"]
 
 
 # --- signals
@@ -269,6 +389,16 @@ def test_a_detached_command_its_processes_and_its_log(cli: Cli, sandbox: str) ->
     shown = cli("logs", sandbox).stdout.decode()
     assert f"{id_} | one\\x1b[2J\n" in shown and f"{id_} ! two\n" in shown
     assert "\x1b" not in shown
+
+
+def test_the_log_of_a_command_that_never_pauses(cli: Cli, sandbox: str) -> None:
+    """What is there is shown, and no more is waited for."""
+    script = "while echo again; do sleep 0.1; done"
+    id_ = cli("exec", "-d", sandbox, "--", "sh", "-c", script).stdout.decode().strip()
+    for command in (("--exec", id_), (), ("--json",)):
+        assert cli("logs", sandbox, *command).returncode == 0
+    cli("kill", sandbox, id_)
+    assert b"again\n" in cli("logs", sandbox, "--exec", id_, "--follow").stdout
 
 
 def test_a_detached_command_that_cannot_start(cli: Cli, sandbox: str) -> None:
@@ -368,11 +498,30 @@ def test_copy_a_tree_either_way(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     (tree / "link").symlink_to("sub/file")
     os.mkfifo(tree / "fifo")
     sent = cli("cp", "--json", tree, f"{sandbox}:/")
-    assert json.loads(sent.stdout) == {"files": 1, "bytes": 1, "skipped": ["fifo"]}
+    assert json.loads(sent.stdout) == {"files": 1, "bytes": 1, "skipped": [{"path": "fifo", "reason": "special"}]}
     assert cli("cp", f"{sandbox}:/tree", tmp_path / "back").returncode == 0
     assert (tmp_path / "back/link").readlink() == Path("sub/file")
     assert (tmp_path / "back/sub/file").read_text() == "x"
     assert sorted(p.name for p in (tmp_path / "back").iterdir()) == ["link", "sub"]
+
+
+def test_what_a_copy_leaves_out_is_counted_and_what_it_may_not_read_fails_it(
+    cli: Cli, sandbox: str, tmp_path: Path
+) -> None:
+    script = "mkdir /t; cd /t; for i in $(seq 160); do ln -s /etc/passwd l$i; done; mkfifo pipe; echo x > file"
+    assert cli("exec", sandbox, "--", "sh", "-c", script).returncode == 0
+    done = cli("cp", f"{sandbox}:/t", tmp_path)
+    assert done.stderr.splitlines() == [
+        b"barchan: 160 links that lead out of the tree skipped (-v names all)",
+        b"barchan: 1 FIFO, socket or device skipped (-v names all)",
+    ]
+    assert done.returncode == 0 and [path.name for path in (tmp_path / "t").iterdir()] == ["file"]
+    assert len(cli("cp", "-v", f"{sandbox}:/t", tmp_path / "v").stderr.splitlines()) == 161
+    assert cli("exec", sandbox, "--", "sh", "-c", "chmod 600 /t/file; rm /t/l*").returncode == 0
+    done = cli("cp", "-u", "user", f"{sandbox}:/t", tmp_path / "user")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, b"barchan: skipped file: may not be read")
+    told = json.loads(cli("cp", "--json", "-u", "user", f"{sandbox}:/t", tmp_path / "json").stdout)
+    assert {one["path"]: one["reason"] for one in told["skipped"]} == {"pipe": "special", "file": "unreadable"}
 
 
 def test_copy_over_standard_streams(cli: Cli, sandbox: str) -> None:
@@ -495,6 +644,29 @@ def test_a_name_with_several_versions_is_not_removed_by_mistake(cli: Cli, server
     assert remove("many").returncode == 0 and versions() == []
 
 
+def test_layers_in_use_are_removed_in_name_only(cli: Cli, server: Server, tmp_path: Path) -> None:
+    tree = make_tiny(tmp_path / "tree")
+    first = subprocess.run(
+        server.command("env", "import", "used", str(tree)), capture_output=True, text=True, check=True
+    )
+    assert first.stdout.startswith("used@1 ") and "unchanged" not in first.stdout
+    again = subprocess.run(
+        server.command("env", "import", "used", str(tree)), capture_output=True, text=True, check=True
+    )
+    assert again.stdout == f"{first.stdout.rstrip()}  unchanged\n"
+    assert server.run("env", "import", "used", str(tree))["unchanged"] is True
+    ids = [cli("create", "used", *SMALL).stdout.decode().strip() for _ in range(2)]
+    removed = subprocess.run(server.command("env", "rm", "used@1"), capture_output=True, check=False)
+    assert (removed.returncode, removed.stdout) == (0, b"used@1\n")
+    assert removed.stderr == b"barchan: used@1: 2 running made of it; its image stays on the disk until they end\n"
+    for id in ids:
+        assert cli("exec", id, "--", "echo", "still here").stdout == b"still here\n"
+    cli("stop", *ids)
+    (tree / "more").write_text("x")
+    assert server.run("env", "import", "used", str(tree))["unchanged"] is False
+    assert server.run("env", "rm", "used") == {"removed": "used", "in_use": 0}
+
+
 @pytest.fixture
 def own_data(server: Server) -> Iterator[Path]:
     """For a server of the test's own."""
@@ -531,8 +703,13 @@ def test_the_life_of_a_data_directory(own_data: Path, tmp_path: Path) -> None:
         assert done.stderr.count("192.0.2.1") <= 2, "the log of this start only"
     assert "error:" in done.stderr.splitlines()[-1]
 
-    done = barchan("up", "-d", "--scratch-bytes", "512m")
-    assert done.returncode == 0
+    most = ("--max-sandboxes", "7", "--memory-overcommit", "0.5", "--disk-overcommit", "3", "--pool-most", "0")
+    done = barchan("up", "-d", "--scratch-bytes", "512m", "--log-bytes", "1g", *most)
+    assert done.returncode == 0, done.stderr
+    (node,) = json.loads(barchan("nodes", "--json").stdout)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (node["capacity"], node["pool"]["ready"], node["disk_total"]) == (7, 0, 3 * 256 * MIB)
+    assert node["memory_total"] == pytest.approx(total * 0.9 * 0.5, rel=0.01)
     assert "scratch  kept 256.0 MiB  " in done.stderr and "existing volume keeps its size" in done.stderr
     (own_data / "thesis.tex").touch()
     done = barchan("down", "--delete")

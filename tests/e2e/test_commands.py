@@ -314,3 +314,31 @@ async def test_secrets_reach_the_program_and_nothing_else(client: Client, tiny_e
         assert (await box.run("echo ${#TOKEN}; echo ${#ONCE}", secrets={"ONCE": value})).stdout == b"24\n24\n"
         for segment in (data_dir / "log").iterdir():
             assert value.encode() not in segment.read_bytes()
+
+
+# --- when the sandbox has ended
+
+
+async def test_what_ran_in_a_sandbox_that_has_ended_can_be_read(client: Client, tiny_env: str) -> None:
+    sandbox = await client.create(tiny_env)
+    done = await sandbox.run("echo out; echo err >&2; exit 3", id="a")
+    process = await sandbox.start("echo begun; sleep 600", id="b")
+    assert await process.stdout.read() == b"begun\n"
+    await sandbox.stop()
+    found = await client.get(sandbox.id)
+    assert [(e.id, e.argv[-1]) for e in await found.execs()] == [
+        ("a", b"echo out; echo err >&2; exit 3"),
+        ("b", b"echo begun; sleep 600"),
+    ]
+    again = await found.attach("a")
+    assert (await again.stdout.read_all(), await again.stderr.read_all()) == (b"out\n", b"err\n")
+    assert (await again.wait()).exit_code == 3 == done.exit_code
+    assert await (await found.attach("a", stdout_offset=2)).stdout.read_all() == b"t\n"
+    cut_short = await found.attach("b")
+    assert await cut_short.stdout.read_all() == b"begun\n"
+    with pytest.raises(errors.SandboxStopped):
+        await cut_short.wait()
+    with pytest.raises(errors.ExecNotFound):
+        await found.attach("c")
+    with pytest.raises(errors.SandboxStopped):
+        await found.run("true")

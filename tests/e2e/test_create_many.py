@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -85,6 +87,22 @@ def test_the_command_prints_ids_as_they_come(server: Server, tiny_env: str) -> N
     ended = server.run("ls", "-a", "--label", f"run={run}", "--newer-than", "1h")
     assert len(ended) == 5 and {one["state"] for one in ended} == {"stopped"} and all(one["ended"] for one in ended)
     assert server.run("ls", "-a", "--label", f"run={run}", "--older-than", "1h") == []
+
+
+@pytest.mark.parametrize("printed", [1, 7, 20])
+def test_what_an_interrupted_command_did_not_print_is_gone(server: Server, tiny_env: str, printed: int) -> None:
+    run = f"run={time.time_ns()}"
+    argv = server.command("create", tiny_env, "-n", "40", "--label", run, "--memory", "32m", "--disk", "8m")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        ids = {process.stdout.readline().decode().strip() for _ in range(printed)}
+        process.send_signal(signal.SIGINT)
+        ids |= set(process.stdout.read().decode().split())
+        assert process.wait(60) == (0 if len(ids) == 40 else -signal.SIGINT)
+    listed = server.run("ls", "--label", run)
+    found: list[Any] = listed if isinstance(listed, list) else [listed]
+    assert {one["id"] for one in found} == ids
+    server.run("stop", *ids)
 
 
 async def test_lists_are_filtered(client: Client, tiny_env: str, label: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from barchan.layers.bootstrap import PACKAGES
 from tests.server import Server
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,32 @@ def test_shell_of_the_documents(run: Run, page: str, printed: str) -> None:
     done = run("\n".join(lines), ["sh", "-e"])
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout.split()
+
+
+HOW_TO = ("docs/how-to/shells-and-terminals.md", "docs/how-to/many-sandboxes.md")
+
+
+def samples(page: str) -> list[tuple[str, str | None]]:
+    """Each with the output that the page shows after it."""
+    found = re.findall(
+        r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    return [(code, shown or None) for code, shown in found]
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"), [sample for page in HOW_TO for sample in samples(page)], ids=lambda text: str(text)[:30]
+)
+def test_samples_of_the_guides(run: Run, code: str, shown: str | None) -> None:
+    script = code if "asyncio.run" in code else AROUND.format(textwrap.indent(code, " " * 12))
+    done = run(script, [sys.executable, "-W", "error", "-"])
+    assert done.returncode == 0, done.stderr
+    assert shown is None or done.stdout == shown
+
+
+def test_the_tutorial_names_what_is_in_the_environment() -> None:
+    text = (ROOT / "docs/tutorial/first-sandbox.md").read_text()
+    assert all(f"`{package}`" in text for package in PACKAGES)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ of its own outside the repository, made by the first run on a machine. Python im
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -97,6 +98,14 @@ def test_inspects_checks_of_a_sandbox(python: Path, server: Server, debian_env: 
     checks = Counter(got for name, got in outcomes.items() if not name.startswith("test_adapter_"))
     assert sum(checks.values()) == CHECKS, printed
     assert checks["pytest.xfail"] == (len(PASSED_BY_ROOT) if user == "root" else 0)
+
+
+def test_the_samples_of_the_guide(python: Path) -> None:
+    page = (ROOT / "docs/how-to/inspect.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/src"}
+    done = subprocess.run([str(python), "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def outcome(case: xml.Element) -> str:

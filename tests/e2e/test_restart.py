@@ -296,3 +296,16 @@ def test_down_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def groups(instance: str) -> list[Path]:
     return [path for path in Path("/sys/fs/cgroup").rglob(f"barchan-{instance}") if path.is_dir()]
+
+
+async def test_a_sandbox_that_ended_before_a_restart_can_still_be_read(own: Server, client: Client) -> None:
+    sandbox = await client.create("tiny")
+    await sandbox.run("echo kept; exit 5", id="a")
+    await sandbox.stop()
+    kill(own, "node")
+    async with within(30):
+        found = await client.get(sandbox.id)
+        assert [(e.id, e.result and e.result.exit_code) for e in await found.execs()] == [("a", 5)]
+        again = await found.attach("a")
+        assert await again.stdout.read_all() == b"kept\n"
+        assert (await again.wait()).exit_code == 5

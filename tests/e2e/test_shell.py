@@ -239,6 +239,7 @@ async def test_a_command_is_answered_from_the_record(client: Client, sandbox: Sa
     assert await replayed.stdout.read_all() == b"x\n"
     history = {info.id: info for info in await sandbox.execs()}
     assert history["line-1"].argv == (b"echo x >> /tmp/count; cat /tmp/count",)
+    assert (history["line-1"].shell, history["session"].shell) == ("session", None)
     assert history["session"].result is not None and history["session"].result.outcome == "cancelled"
 
 

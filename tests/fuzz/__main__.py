@@ -8,10 +8,21 @@ from tests.fuzz.campaign import coverage, fuzz, keep, lacking, summary
 from tests.fuzz.targets import ROOT, TARGETS
 
 
+def wrong(given: list[str]) -> str:
+    """What is wrong with the arguments; empty if nothing."""
+    if not given:
+        return "TARGET is missing"
+    if given[0] not in TARGETS:
+        return f"there is no target {given[0]!r}"
+    if len(given) > 2 or not (given[1:] or ["1"])[0].isdecimal():
+        return f"{' '.join(given[1:])!r} is no number of seconds"
+    return ""
+
+
 def main(words: list[str]) -> int:
     given = [word for word in words if word != "--keep"]
-    if not given or given[0] not in TARGETS or not (given[1:] or ["1"])[0].isdecimal():
-        print(f"usage: fuzz TARGET [SECONDS] [--keep]\ntargets: {' '.join(TARGETS)}", file=sys.stderr)
+    if why := wrong(given):
+        print(f"fuzz: {why}\nusage: fuzz TARGET [SECONDS] [--keep]\ntargets: {' '.join(TARGETS)}", file=sys.stderr)
         return 2
     target, seconds = TARGETS[given[0]], int((given[1:] or ["60"])[0])
     build = ROOT / "native/build/fuzz" / target.name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from barchan.api.routes import ROUTES
 from barchan.errors import tree
-from tests.repo import sdk_reference
+from tests.repo import cli_reference, sdk_reference
 from tests.repo.fields import DESCRIBED, settings
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
@@ -41,6 +41,7 @@ def with_table(text: str, heading: str, rows: list[str]) -> str:
 def main() -> None:
     for page, heading, rows in tables():
         page.write_text(with_table(page.read_text(), heading, rows))
+    cli_reference.PAGE.write_text(cli_reference.with_sections(cli_reference.PAGE.read_text()))
     for name, lines in sdk_reference.blocks():
         SDK.write_text(sdk_reference.with_block(SDK.read_text(), name, lines))
 

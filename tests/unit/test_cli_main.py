@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from barchan import spec
 from barchan.cli.main import COMMANDS, barchan, invoke
-from barchan.cli.session import addressed, describe, usage_error
+from barchan.cli.session import OPTIONS, addressed, describe, usage_error
 from barchan.cli.up import check_listen
 from barchan.errors import BarchanError, EnvironmentNotFound, ErrorBody, InvalidRequest, from_body
 
@@ -61,6 +62,9 @@ def test_starts_without_what_it_does_not_need(argv: tuple[str, ...]) -> None:
         (["wait", "n-12345678"], 125, "Missing argument 'EXEC'"),
         (["run"], 125, "Missing argument 'ENV'"),
         (["run", "debian-12"], 125, "Missing argument 'ARGV...'"),
+        (["run", "-t", "debian-12"], 125, "Missing argument 'ARGV...'"),
+        (["exec", "-t", "n-12345678"], 125, "Missing argument 'ARGV...'"),
+        (["exec", "-id", "n-12345678"], 125, "--detach: neither"),
         (["run", "--memory", "x", "debian-12", "true"], 125, "is not a size"),
         (["exec", "--nope", "n-12345678", "true"], 125, "--nope"),
     ],
@@ -94,6 +98,15 @@ def test_no_server(tmp_path: Path) -> None:
     done = run("ls", "--data", str(tmp_path))
     assert done.returncode == 1
     assert f"barchan up --data {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize("argv", [("ls",), ("nodes",), ("run", "debian-12", "true")])
+def test_the_environment_names_the_data_directory(argv: tuple[str, ...], tmp_path: Path) -> None:
+    env = {**os.environ, "BARCHAN_DATA": str(tmp_path / "a")}
+    assert f"barchan up --data {tmp_path}/a" in run(*argv, env=env).stderr
+    told = run(argv[0], "--data", str(tmp_path / "b"), *argv[1:], env=env).stderr
+    assert f"barchan up --data {tmp_path}/b" in told, "an option counts more"
+    assert "/here/api.sock" in run(*argv, env={**env, "BARCHAN_URL": "unix:/here/api.sock"}).stderr
 
 
 def test_hints_are_for_the_data_directory_that_was_given(tmp_path: Path) -> None:
@@ -181,6 +194,75 @@ def test_usage_error_names_the_option() -> None:
     assert error.field == "memory"
     body: ErrorBody = error.body()
     assert type(from_body(body)) is InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "shown"),
+    [
+        ("limits.memory", "limits.memory: 1 B is out of range", "--memory: 1 B is out of range"),
+        ("mounts.source", "mounts: no node has x", "--mount: no node has x"),
+        ("env", "env: 'A B' is no name", "--env: 'A B' is no name"),
+        ("id", "id: something", "id: something"),
+        ("user", "no such user", "no such user"),
+    ],
+)
+def test_the_option_is_named_and_not_the_field(field: str, text: str, shown: str) -> None:
+    assert describe(InvalidRequest(text, field=field)) == f"error: {shown} [invalid_request]"
+
+
+def test_every_named_option_exists() -> None:
+    context = click.Context(barchan)
+    commands = [barchan.get_command(context, name) for name in COMMANDS]
+    known = {opt for command in commands if command for param in command.params for opt in param.opts}
+    assert set(OPTIONS.values()) <= known
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["rm", "x"], "'stop'"),
+        (["images"], "'env ls'"),
+        (["statz"], "'stats'"),
+        (["run", "-v", "/a:/b", "debian-12", "true"], "--mount NAME:/TARGET"),
+        (["run", "--rm", "debian-12", "true"], "--keep"),
+        (["exec", "--", "ls", "-la"], "'ls' is not a sandbox id"),
+        (["run", "-e", "A B=1", "debian-12", "true"], "'A B' is no name of a variable"),
+        (["run", "--mount", "d:/x:rw", "debian-12", "true"], "always read-only"),
+    ],
+)
+def test_what_people_try_first_is_told_better(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(argv) in (2, 125)
+    assert text in capsys.readouterr().err
+
+
+def test_version_as_an_option() -> None:
+    assert run("--version").stdout == run("version").stdout
+
+
+@pytest.mark.parametrize("command", ["doctor", "up"])
+def test_a_data_directory_that_cannot_be(command: str) -> None:
+    done = run(command, "--data", "/proc/x")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: --data: ") and done.stderr.endswith("[invalid_request]\n")
+
+
+def test_doctor_says_each_thing_that_is_missing_once() -> None:
+    told = run("doctor").stdout
+    missing = [check for check in json.loads(run("doctor", "--json").stdout)["checks"] if not check["ok"]]
+    for check in missing:
+        lines = [line for line in told.splitlines() if line.startswith((f"{check['name']}: ", "note: "))]
+        assert len(lines) == 1, lines
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    source = {**os.environ, "PYTHONPATH": str(Path(spec.__file__).parents[1])}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for how in ((), ("-d",)):
+            done = run("up", *how, "--data", str(tmp_path / "new"), "--listen", address, env=source)
+            assert (done.returncode, done.stderr.count(address)) == (1, 1), done.stderr
+            assert "ss -ltnp" in done.stderr and done.stderr.endswith("[conflict]\n")
+            assert not list(tmp_path.iterdir()), "a new directory is as it was"
 
 
 def test_listen_rules() -> None:

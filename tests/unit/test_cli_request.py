@@ -126,8 +126,10 @@ def test_a_terminal() -> None:
     assert request("-t", "cat").tty == Terminal()
     made = request("-it")
     assert (made.argv, made.stdin, made.tty) == ((), True, Terminal()), "no command stands for a shell"
-    with pytest.raises(InvalidRequest, match="ARGV"):
-        request("-i")
+    assert (request("-i").argv, request("-i").stdin, request("-i").tty) == ((), True, None)
+    for useless in ((), ("-t",)):
+        with pytest.raises(InvalidRequest, match="ARGV"):
+            request(*useless)
 
 
 def test_what_a_terminal_needs() -> None:

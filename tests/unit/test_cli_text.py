@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from barchan.cli import tables
-from barchan.cli.text import command_line, plain, size, span
+from barchan.cli.session import to_json
+from barchan.cli.text import command_line, plain, span
+from barchan.sizes import size
 
 
 @pytest.mark.parametrize(
@@ -21,10 +25,18 @@ from barchan.cli.text import command_line, plain, size, span
         ("x\u2028y", "x\\u2028y"),
         (b"\xff\xfe!", "\\xff\\xfe!"),
         (b"\xc3\xa4", "ä"),
+        ("\U000e0001x", "\\U000e0001x"),
     ],
 )
 def test_plain(value: str | bytes, shown: str) -> None:
     assert plain(value) == shown
+
+
+@pytest.mark.parametrize(("width", "heads"), [(80, "id a bb c"), (17, "id a c"), (13, "id a"), (3, "id a")])
+def test_a_narrow_terminal_shows_fewer_columns(width: int, heads: str) -> None:
+    head, rows = tables.fitted(("id", ">a", ">bb", ">c"), [("n-12345", "1", "22", "333")], width, (">bb", ">c"))
+    assert " ".join(head).replace(">", "") == heads
+    assert rows == [[{"id": "n-12345", "a": "1", "bb": "22", "c": "333"}[one] for one in heads.split()]]
 
 
 @given(st.one_of(st.text(), st.binary()))
@@ -34,8 +46,22 @@ def test_plain_is_always_one_printable_line(value: str | bytes) -> None:
     shown.encode()
 
 
+@pytest.mark.parametrize("text", ["\u202eevil", "\x9b31m", "\x7f", "a\x1b\n\u2028", "\u2066x\u2069", "\U000e0001tag"])
+def test_json_holds_nothing_that_acts_on_a_terminal(text: str) -> None:
+    document = to_json({"label": text, "häuser": "砂"}).decode()
+    assert document.isprintable()
+    assert json.loads(document) == {"label": text, "häuser": "砂"}
+    assert '"häuser":"砂"' in document
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_json_is_always_one_printable_line(text: str) -> None:
+    document = to_json([text]).decode()
+    assert document.isprintable() and json.loads(document) == [text]
+
+
 def test_command_line() -> None:
-    assert command_line((b"echo", b"", b"\x1b[2J")) == "echo '' \\x1b[2J"
+    assert command_line((b"echo", b"", b"\x1b[2J", b"a b", b"it's")) == """echo '' '\\x1b[2J' 'a b' 'it'"'"'s'"""
     assert command_line((b"x" * 100,), most=10) == "x" * 9 + "…"
 
 

@@ -80,7 +80,21 @@ def test_an_unknown_source_is_told_names_and_no_paths() -> None:
 
 def test_the_option_of_run() -> None:
     assert parse_mount("set:/data") == DataMount(source="set", target="/data")
+    assert parse_mount("set:/data:ro") == DataMount(source="set", target="/data")
     assert parse_mount("set:/data:noexec") == DataMount(source="set", target="/data", noexec=True)
+    assert parse_mount("set:/data:ro,noexec") == DataMount(source="set", target="/data", noexec=True)
+    for text in (
+        "set:/data:rw",
+        "set:/data:",
+        "set:/a:/b",
+        "set:/data:ro:noexec",
+        "set:",
+        "set",
+        "set:/data:noexec,rw",
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            parse_mount(text)
+        assert refused.value.field == "mounts", text
     with pytest.raises(InvalidRequest):
         parse_mount("/data")
 

@@ -132,3 +132,26 @@ def test_directories_that_the_tar_only_implies_do_not_depend_on_the_umask(tmp_pa
     finally:
         os.umask(old)
     assert [stat.S_IMODE((root / name).stat().st_mode) for name in ("deep", "deep/er")] == [0o755, 0o755]
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"x" * 511, b"x" * 512, b"x" * 513])
+def test_an_archive_may_end_behind_its_last_content(tmp_path: Path, content: bytes) -> None:
+    """Without end blocks, or what fills up the last block. Any other end is a cut."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        for info, data in (member("first", b"1"), member("last", content)):
+            tar.addfile(info, io.BytesIO(data))
+    end = 3 * tarfile.BLOCKSIZE + len(content)
+    filled = end + -len(content) % tarfile.BLOCKSIZE
+    for size in {end, filled, filled + tarfile.BLOCKSIZE}:
+        (tmp_path / "a.tar").write_bytes(whole.getvalue()[:size])
+        root = tmp_path / f"root-{size}"
+        root.mkdir()
+        untar.unpack(tmp_path / "a.tar", root)
+        assert (root / "last").read_bytes() == content
+    for size in {end - 1, end + 1} - {filled, filled + 1}:
+        (tmp_path / "a.tar").write_bytes(whole.getvalue()[:size])
+        root = tmp_path / f"cut-{size}"
+        root.mkdir()
+        with pytest.raises(InvalidRequest):
+            untar.unpack(tmp_path / "a.tar", root)

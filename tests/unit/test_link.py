@@ -189,6 +189,32 @@ async def test_abandon_cancels_the_handler() -> None:
     assert call.answer.cancelled()
 
 
+@pytest.mark.parametrize("gives_up", [True, False])
+async def test_a_caller_that_gives_up_and_hangs_up_has_given_up(gives_up: bool) -> None:
+    """Both in one piece: the handler is told when the connection is gone already."""
+    lost: list[bool] = []
+    running = asyncio.Event()
+
+    async def handler(call: Incoming) -> bytes:
+        try:
+            running.set()
+            await asyncio.Event().wait()
+        finally:
+            lost.append(call.link_lost)
+        return b""
+
+    caller, served = joined(handler)
+    call = caller.call(b"")
+    await running.wait()
+    if gives_up:
+        call.abandon()
+    asyncio.get_running_loop().call_soon(served.close)  # after what was sent before
+    async with asyncio.timeout(10):
+        while not lost:
+            await asyncio.sleep(0)
+    assert lost == [not gives_up]
+
+
 async def test_loss_fails_what_is_under_way_and_what_follows() -> None:
     cancelled = asyncio.Event()
 

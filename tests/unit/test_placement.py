@@ -52,14 +52,17 @@ def test_only_nodes_with_the_data_are_able() -> None:
     assert caught.value.field == "mounts.source" and "a has set, more" in caught.value.hint
 
 
-@pytest.mark.parametrize(("limits", "word"), [(Limits(memory=65 * GIB), "memory"), (Limits(disk=101 * GIB), "disk")])
+@pytest.mark.parametrize(
+    ("limits", "word"),
+    [(Limits(memory=65 * GIB), "memory"), (Limits(disk=101 * GIB), "disk"), (Limits(cpus=64, disk=GIB), "cpus")],
+)
 def test_a_sandbox_larger_than_every_node_is_a_wrong_request(limits: Limits, word: str) -> None:
     with pytest.raises(InvalidRequest, match=f"a: has .* {word}.*b: has") as caught:
-        able([node("a", memory_total=GIB, disk_total=GIB), node("b")], spec(limits=limits))
+        able([node("a", memory_total=GIB, disk_total=GIB, cpus_total=1), node("b", cpus_total=2)], spec(limits=limits))
     assert not caught.value.retry, "no later try can do better"
     assert caught.value.field == f"limits.{word}"
-    most = {"memory": 64 * GIB, "disk": 100 * GIB}[word]
-    assert caught.value.hint == f"at most {most} bytes of {word}, on one node"
+    most = {"memory": "64.0 GiB of memory", "disk": "100.0 GiB of disk", "cpus": "2 cpus"}[word]
+    assert caught.value.hint == f"at most {most}, on one node"
 
 
 def test_nodes_that_lack_different_things() -> None:

@@ -23,6 +23,7 @@ from barchan.errors import (
     LogCorrupt,
     NodeStorageFull,
     ProtocolError,
+    SandboxLogFull,
     SandboxNotFound,
 )
 from barchan.node import recorder as recorder_module
@@ -317,6 +318,65 @@ async def test_forgotten_sandboxes_make_room(tmp_path: Path) -> None:
         assert recorder.exec_state("old", "e") is None
         assert len(await history(recorder, "live")) == 121
         assert len(await history(recorder, "old")) < 22
+
+
+async def test_what_one_sandbox_has_on_record_is_bounded(tmp_path: Path) -> None:
+    limits = {"segment_bytes": 5_000, "sandbox_log": 20_000}
+    async with await open_at(tmp_path, **limits) as recorder:
+        for name in ("s", "t"):
+            await recorder.create(name, SPEC)
+        await recorder.begin_exec("s", "e", RUN)
+        for at in range(0, 20_000, 1000):
+            await recorder.output("s", "e", 1, at, b"x" * 1000)
+        with pytest.raises(SandboxLogFull, match=r"19\.5 KiB"):
+            await recorder.begin_exec("s", "f", RUN)
+        assert (await recorder.begin_exec("s", "e", RUN)).fresh is False, "it is known, and can be taken up"
+        assert await recorder.output("s", "e", 1, 20_000, b"more") == 20_004, "what runs is recorded to its end"
+        await recorder.end_exec("s", "e", result_of("e"))
+        await recorder.end_file("s", await recorder.begin_file("s", "", "read", b"/x"))
+        assert (await recorder.begin_exec("t", "e", RUN)).fresh
+    async with await open_at(tmp_path, "s", "t", **limits) as recorder:
+        with pytest.raises(SandboxLogFull):
+            await recorder.begin_exec("s", "f", RUN)
+        assert len(await read(recorder, "e")) == 20_004
+        assert (await recorder.begin_exec("t", "f", RUN)).fresh
+
+
+async def test_small_pieces_of_output_count_for_what_they_take(tmp_path: Path) -> None:
+    async with await open_at(tmp_path, sandbox_log=20_000) as recorder:
+        await recorder.create("s", SPEC)
+        await recorder.begin_exec("s", "e", RUN)
+        for at in range(200):
+            await recorder.output("s", "e", 1, at, b"x")
+        with pytest.raises(SandboxLogFull):
+            await recorder.begin_exec("s", "f", RUN)
+
+
+async def test_a_log_of_live_sandboxes_is_bounded(tmp_path: Path) -> None:
+    limits = {"segment_bytes": 2_000, "log_bytes": 10_000, "log_most": 20_000}
+    async with await open_at(tmp_path, **limits) as recorder:
+        for name in ("s", "t"):
+            await recorder.create(name, SPEC)
+        await recorder.begin_exec("s", "e", RUN)
+        for at in range(0, 30_000, 1000):
+            await recorder.output("s", "e", 1, at, b"x" * 1000)
+        for _ in range(2):
+            with pytest.raises(NodeStorageFull, match="as long as it may get"):
+                await recorder.begin_exec("t", "e", RUN)
+            with pytest.raises(NodeStorageFull):
+                await recorder.create("u", SPEC)
+        await recorder.output("s", "e", 1, 30_000, b"more")
+        await recorder.end_exec("s", "e", result_of("e"))
+        assert len(await read(recorder, "e")) == 30_004
+    async with await open_at(tmp_path, "s", "t", **limits) as recorder:
+        with pytest.raises(NodeStorageFull):
+            await recorder.begin_exec("t", "e", RUN)
+        await recorder.stop("s", "done")
+        recorder.forget("s")
+        await recorder.settled("t")
+        await recorder.settled("t")  # by now the segments are removed
+        assert (await recorder.begin_exec("t", "e", RUN)).fresh
+        assert sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) < 12_000
 
 
 async def test_after_close_nothing_is_taken(tmp_path: Path) -> None:

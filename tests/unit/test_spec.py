@@ -18,7 +18,8 @@ from barchan.spec import (
     check_spec,
     node_of,
 )
-from barchan.wire.messages import CreateSandbox, field_of, pack, unpack_call
+from barchan.wire.fields import field_of
+from barchan.wire.messages import CreateSandbox, pack, unpack_call
 
 BASE = EnvironmentRef(base="debian-12")
 

@@ -11,7 +11,9 @@ class ProgramCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {name for p in self.get_params(ctx) if takes_value(p) for name in p.opts}
         before, rest = split(args, valued)
-        if rest:
+        if args[len(before) : len(before) + 1] == ["--"]:
+            args = [*before, "--", *rest]  # nothing after it is ours, so that a forgotten ID or ENV is what is told
+        elif rest:
             after, argv = split(rest[1:], valued)
             args = [*before, *after, "--", rest[0], *argv]
         return super().parse_args(ctx, args)

@@ -43,14 +43,22 @@ async def _program(sandbox: Sandbox, result: ExecResult) -> bytes:
     """For messages that name it."""
     if result.outcome not in NEVER_RAN:
         return b""
-    found = next((info.argv for info in await sandbox.execs() if info.id == result.id), ())
+    found = next((info.argv for info in await sandbox.execs(partial=True) if info.id == result.id), ())
     return found[0] if found else result.id.encode()
 
 
 @click.command()
 @click.argument("sandbox", metavar="ID")
 @click.argument("exec_", metavar="EXEC")
-@click.option("-s", "--signal", "number", type=SIGNAL, metavar="SIGNAL", default=signal.SIGKILL, help="[default: KILL]")
+@click.option(
+    "-s",
+    "--signal",
+    "number",
+    type=SIGNAL,
+    metavar="SIGNAL",
+    default=signal.SIGKILL,
+    help="As TERM, SIGTERM or 15.  [default: KILL]",
+)
 @click.option("--all", "everyone", is_flag=True, help="To all processes of the command, not only its main one's group.")
 @where_options
 @json_option

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from barchan.cli.session import DIRECTORY, keep_data
-from barchan.config import DEFAULT_DATA, Layout
+from barchan.cli.session import DATA_HELP, DIRECTORY, keep_data
+from barchan.config import Layout, default_data
 from barchan.errors import FeatureMissing, InvalidRequest
 from barchan.spec import Exec
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Where:
-    """The API to talk to. What is None is the SDK's to find: BARCHAN_URL, BARCHAN_TOKEN, the default data directory."""
+    """The API to talk to. What is None is the SDK's to find: BARCHAN_URL, BARCHAN_TOKEN, BARCHAN_DATA, the default."""
 
     data: Path | None = None
     api: str | None = None
@@ -49,7 +49,7 @@ def where_options(command: Callable[..., R]) -> Callable[..., R]:
             "--data",
             type=DIRECTORY,
             callback=keep_data,
-            help="Data directory of the server on this host.  [default: /var/lib/barchan]",
+            help=DATA_HELP,
         ),
     ):
         gathered = option(gathered)
@@ -77,7 +77,7 @@ def _check_reachable(where: Where) -> None:
     """The socket's directory is closed to others than root: say that, and not that nobody serves."""
     if where.api is not None or (where.data is None and os.environ.get("BARCHAN_URL")):
         return
-    socket = Layout(where.data or DEFAULT_DATA).api_socket
+    socket = Layout(where.data or default_data(os.environ)).api_socket
     try:
         socket.stat()
     except PermissionError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,7 @@ from barchan.spec import node_of
 
 if TYPE_CHECKING:
     from barchan.sdk import Sandbox, TransferReport
+    from barchan.sdk._tree import SkipReason
 
 
 class Remote(NamedTuple):
@@ -30,14 +31,18 @@ class Remote(NamedTuple):
 @click.argument("source", metavar="SRC", type=click.UNPROCESSED)
 @click.argument("target", metavar="DST", type=click.UNPROCESSED)
 @click.option("-u", "--user", metavar="USER", help="Act as this user of the sandbox.")
+@click.option("-v", "--verbose", is_flag=True, help="Name everything that is skipped.")
 @where_options
 @json_option
 @click.pass_obj
-def cp(session: Session, source: str, target: str, user: str | None, where: Where) -> None:
+def cp(session: Session, source: str, target: str, user: str | None, verbose: bool, where: Where) -> int:
     """Copy a file or a tree from or to a sandbox.
 
     One of SRC and DST is ID:PATH. A DST that is a directory, or ends in '/', gets the copy inside it under its own name.
     '-' is standard input or output, for one file. Missing directories are made in the sandbox, never on this host.
+
+    FIFOs, sockets and devices are skipped; on this host, so are links that lead out of the tree: absolute ones, and those
+    with too many '..'. What USER may not read is skipped too, and then the exit code is 1.
     """
     import asyncio
 
@@ -45,11 +50,35 @@ def cp(session: Session, source: str, target: str, user: str | None, where: Wher
         raise InvalidRequest("json: standard output is the file", field="json")
     report = asyncio.run(_copy(where, source, target, user))
     if session.json:
-        skipped = [path.decode("utf-8", "replace") for path in report.skipped]
-        session.emit({"files": report.files, "bytes": report.bytes, "skipped": skipped})
-        return
-    for path in report.skipped:
-        session.note(f"barchan: skipped {plain(path)}: no file, directory or link that could be read")
+        skipped = [{"path": path.decode("utf-8", "replace"), "reason": why} for path, why in report.skipped.items()]
+        more = {"skipped_more": report.skipped_more} if report.skipped_more else {}
+        session.emit({"files": report.files, "bytes": report.bytes, "skipped": skipped, **more})
+    else:
+        for line in skip_notes(report, verbose):
+            session.note(f"barchan: {line}")
+    return 1 if "unreadable" in {*report.skipped.values(), *report.skipped_more} else 0
+
+
+SKIPPED: dict[SkipReason, tuple[str, str]] = {
+    "link_out": ("link that leads out of the tree", "links that lead out of the tree"),
+    "special": ("FIFO, socket or device", "FIFOs, sockets or devices"),
+    "unreadable": ("may not be read", "more that may not be read"),
+}
+"""Why: of one, and of several."""
+NAMED = 10
+"""Of what could not be read, so many are named unasked."""
+
+
+def skip_notes(report: TransferReport, verbose: bool) -> Iterator[str]:
+    """What was left out: the harmless counted, what could not be read named; with `verbose`, all named."""
+    for reason, (one, several) in SKIPPED.items():
+        paths = [path for path, why in report.skipped.items() if why == reason]
+        named = len(paths) if verbose else NAMED if reason == "unreadable" else 0
+        for path in paths[:named]:
+            yield f"skipped {plain(path)}: {one}"
+        left = max(len(paths) - named, 0) + report.skipped_more.get(reason, 0)
+        if left > 0:
+            yield f"{left} {several if left > 1 else one} skipped{'' if verbose else ' (-v names all)'}"
 
 
 def parse_side(text: str) -> Remote | None:

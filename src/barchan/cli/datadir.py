@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -87,7 +88,12 @@ def prepare(layout: Layout) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise InvalidRequest(f"data: {error.filename} is not a directory", field="data") from error
     except OSError as error:
-        raise NodeStorageFull(f"cannot write {layout.data}: {error.strerror}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NodeStorageFull(f"cannot write {layout.data}: {error.strerror}") from error
+        why = (error.strerror or str(error)).lower()
+        raise InvalidRequest(
+            f"data: {layout.data} cannot be made: {why}", field="data", hint="give a directory on a disk"
+        ) from error
 
 
 def _own(layout: Layout) -> None:
@@ -101,6 +107,16 @@ def _own(layout: Layout) -> None:
             )
     if stat.S_IMODE(layout.data.stat().st_mode) != 0o700:
         layout.data.chmod(0o700)
+
+
+def unmake(layout: Layout, existed: bool) -> None:
+    """Undo `prepare` of a new directory in which nothing was served. Call with the lock held."""
+    shutil.rmtree(layout.run, ignore_errors=True)
+    for path in (layout.instance, layout.token):
+        path.unlink(missing_ok=True)
+    if not existed:
+        with suppress(OSError):  # somebody put something there
+            layout.data.rmdir()
 
 
 def check_ours(layout: Layout) -> None:

@@ -32,7 +32,7 @@ def doctor(session: Session, data: Path) -> int:
 def _examine(data: Path) -> HostReport:
     """On the file system where the directory is or would be; nothing stays behind."""
     from barchan.config import Layout
-    from barchan.errors import FeatureMissing
+    from barchan.errors import FeatureMissing, InvalidRequest
     from barchan.kernel.probe import examine
 
     place = next(path for path in (data, *data.parents) if path.is_dir())
@@ -40,6 +40,11 @@ def _examine(data: Path) -> HostReport:
         return examine(Layout(place))
     except PermissionError as error:
         raise FeatureMissing(f"barchan doctor needs root to try things in {place}", hint="run it as root") from error
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InvalidRequest(
+            f"data: nothing can be written in {place}: {why}", field="data", hint="give a directory on a disk"
+        ) from error
 
 
 def as_document(report: HostReport) -> dict[str, object]:
@@ -66,8 +71,6 @@ def _print(report: HostReport) -> None:
         if not check.ok:
             click.echo(plain(f"{check.name}: {check.detail or check.meaning}"))
             click.echo(plain(f"  remedy: {check.remedy}"))
-    for note in report.notes():
-        click.echo(plain(f"note: {note}"))
     click.echo(f"kernel path: {report.kernel}, quotas: {report.quota}, cgroups: {report.cgroups.kind}")
     click.echo("containers: " + ("no, see the remedies above" if report.missing() else "yes"))
 

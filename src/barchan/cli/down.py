@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 @click.command()
 @data_option
 @click.option("--keep-sandboxes", is_flag=True, help="Leave them running for the next `up`.")
-@click.option("--delete", "deleting", is_flag=True, help="Delete DATA too: layers, log, scratch volume, token.")
+@click.option(
+    "--delete", "deleting", is_flag=True, help="Delete DATA too: layers, log, scratch volume, token. It does not ask."
+)
 @click.option("--timeout", type=click.FloatRange(1), default=120.0, show_default=True, help="Seconds for each step.")
 @json_option
 @click.pass_obj
 def down(session: Session, data: Path, keep_sandboxes: bool, deleting: bool, timeout: float) -> None:
     """Stop the server, its sandboxes, and remove all they hold on this host: mounts, loop devices, cgroups.
 
-    Layers, log and scratch volume stay, and how large they are is said.
+    Layers, log and scratch volume stay, and how large they are is said. With --delete only the cache of
+    `barchan env bootstrap`, which is not in DATA, stays.
     """
     from barchan.cli.datadir import locked
     from barchan.cli.up import reporter
@@ -67,11 +70,14 @@ def _take_down(layout: Layout, keep_sandboxes: bool, deleting: bool, timeout: fl
 
     from barchan.cli.datadir import delete, occupied
     from barchan.cli.supervise import take_down
+    from barchan.layers.bootstrap import CACHE
 
     asyncio.run(take_down(layout, keep_sandboxes=keep_sandboxes, timeout=timeout, report=report))
     if deleting:
         delete(layout)
         report("deleted", {"data": str(layout.data)})
+        if cached := occupied(CACHE):
+            report("kept", {"cache": str(CACHE), "images": Bytes(cached), "note": "for the next `env bootstrap`"})
     elif not keep_sandboxes:
         parts = {"layers": layout.layers, "log": layout.log, "scratch": layout.scratch_image}
         sizes = {name: Bytes(occupied(path)) for name, path in parts.items()}

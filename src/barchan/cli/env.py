@@ -10,8 +10,9 @@ import click
 
 from barchan.cli.progress import busy
 from barchan.cli.session import DIRECTORY, Session, data_option, json_option, need_root
-from barchan.cli.text import plain, size, span
+from barchan.cli.text import plain, span
 from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
+from barchan.sizes import size
 
 if TYPE_CHECKING:
     from barchan.layers.sources import SourceType
@@ -46,11 +47,19 @@ def layer_document(layer: Layer | NameEntry) -> dict[str, Any]:
     return {"name": layer.name, "version": layer.version, "digest": layer.digest, "size": layer.size}
 
 
-def _announce(session: Session, layer: Layer | NameEntry) -> None:
+def _announce(session: Session, layer: Layer | NameEntry, known: dict[str, int]) -> None:
+    """`known`: the newest versions before."""
+    unchanged = known.get(layer.name) == layer.version
     if session.json:
-        session.emit(layer_document(layer))
+        session.emit({**layer_document(layer), "unchanged": unchanged})
     else:
-        click.echo(f"{layer.name}@{layer.version}  {layer.digest}  {size(layer.size)}")
+        line = f"{layer.name}@{layer.version}  {layer.digest}  {size(layer.size)}"
+        click.echo(f"{line}  unchanged" if unchanged else line)
+
+
+def newest(store: LayerStore) -> dict[str, int]:
+    """Version by name."""
+    return {entry.name: entry.version for entry in store.list()}
 
 
 TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
@@ -77,15 +86,19 @@ def import_command(
     from barchan.layers.sources import Wanted, import_environment
 
     store = _store(data)
-    wanted = Wanted(kind, image, platform)
+    wanted, known = Wanted(kind, image, platform), newest(store)
     with busy(f"importing {plain(name)}"):
         layer = import_environment(store, name, source, wanted, progress=_progress)
-    _announce(session, layer)
+    _announce(session, layer, known)
 
 
 @env.command("bootstrap")
 @click.argument("release", type=click.Choice(["debian-12", "debian-13"]))
-@click.option("--cache", type=DIRECTORY, help="Keep downloaded packages here.")
+@click.option(
+    "--cache",
+    type=DIRECTORY,
+    help="Keep the image here, for other data directories.  [default: /var/cache/barchan/bootstrap]",
+)
 @data_option
 @json_option
 @click.pass_obj
@@ -94,9 +107,10 @@ def bootstrap_command(session: Session, release: str, cache: Path | None, data: 
     from barchan.layers.bootstrap import CACHE, bootstrap
 
     store = _store(data)
+    known = newest(store)
     with busy(f"making {release}"):
         layer = bootstrap(store, release, progress=_progress, cache=cache or CACHE)
-    _announce(session, layer)
+    _announce(session, layer, known)
 
 
 def _progress(line: str) -> None:
@@ -130,13 +144,16 @@ def ls_command(session: Session, data: Path) -> None:
 @json_option
 @click.pass_obj
 def rm_command(session: Session, references: tuple[str, ...], every: bool, data: Path) -> int:
-    """Remove layers. NAME alone must have one version only, or be meant with --all."""
+    """Remove layers. NAME alone must have one version only, or be meant with --all.
+
+    Sandboxes made of them go on; what they use stays on the disk until they end, and how many there are is said.
+    """
     store = _existing_store(data)
-    removed = [_remove(session, store, reference, every) for reference in references]
+    removed = [_remove(session, store, reference, every, data) for reference in references]
     return 0 if all(removed) else 1
 
 
-def _remove(session: Session, store: LayerStore | None, reference: str, every: bool) -> bool:
+def _remove(session: Session, store: LayerStore | None, reference: str, every: bool, data: Path) -> bool:
     """One of several: the others are removed even if this one cannot be."""
     try:
         if store is None:
@@ -147,8 +164,34 @@ def _remove(session: Session, store: LayerStore | None, reference: str, every: b
     except BarchanError as error:
         session.report(error)
         return False
-    session.emit({"removed": reference}) if session.json else click.echo(plain(reference))
+    users = _users(reference, data)
+    session.emit({"removed": reference, "in_use": users}) if session.json else click.echo(plain(reference))
+    if users and not session.json:
+        session.note(
+            f"barchan: {plain(reference)}: {users} running made of it; its image stays on the disk until they end"
+        )
     return True
+
+
+def _users(reference: str, data: Path) -> int:
+    """How many sandboxes of the server on this host, if there is one, were made of these layers or of their newest."""
+    import asyncio
+
+    from barchan.config import Layout
+
+    return asyncio.run(_count(reference, data)) if Layout(data).api_socket.exists() else 0
+
+
+async def _count(reference: str, data: Path) -> int:
+    from barchan.cli.connect import Where, open_client
+
+    name = reference.partition("@")[0]
+    try:
+        async with open_client(Where(data=data), reconnect=0) as client:
+            found = await client.list(environment=name)
+    except BarchanError:
+        return 0
+    return sum(bool({name, reference} & set(info.environment.names())) or reference == name for info in found)
 
 
 def check_one_meant(store: LayerStore, reference: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from typing import Any
 
 import click
 
+from barchan._version import __version__
 from barchan.cli.exits import OUTPUT_GONE
 from barchan.cli.output import claim, settle
 from barchan.cli.session import Session, usage_error
@@ -28,12 +30,30 @@ COMMANDS = {
     "ls": ("barchan.cli.sandboxes", "List sandboxes."),
     "ps": ("barchan.cli.sandboxes", "List the processes of a sandbox."),
     "stats": ("barchan.cli.stats", "What sandboxes use."),
+    "nodes": ("barchan.cli.nodes", "What each node has, and what of it is promised."),
     "logs": ("barchan.cli.logs", "What the commands of a sandbox wrote."),
     "stop": ("barchan.cli.sandboxes", "Stop sandboxes."),
     "version": ("barchan.cli.version", "Print the version."),
 }
 """Name → module and summary, so that `--help` imports none of them."""
 
+ELSEWHERE = {
+    "rm": "stop",
+    "images": "env ls",
+    "image": "env",
+    "pull": "env import",
+    "build": "env import",
+    "rmi": "env rm",
+    "start": "create",
+    "info": "doctor",
+    "top": "ps",
+    "attach": "logs -f",
+    "list": "ls",
+    "copy": "cp",
+    "delete": "stop",
+    "sh": "shell",
+}
+"""What other tools call it."""
 LIKE_DOCKER_RUN = frozenset({"run", "exec", "shell", "wait"})
 """Their exit codes below 125 are the program's own."""
 
@@ -56,6 +76,20 @@ class Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            known = ELSEWHERE.get(args[0])
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1) if known is None else []
+            if known or close:
+                raise click.UsageError(f"{error.message} Did you mean {known or close[0]!r}?", ctx) from error
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
@@ -70,20 +104,31 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="barchan %(version)s")
 def barchan() -> None:
     """Sandboxes for training and evaluating AI agents."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command and end the process with its exit code."""
-    claim()
-    code = invoke(sys.argv[1:] if argv is None else argv)
+    """Run one command and end the process with its exit code, or of SIGINT when it was interrupted.
+
+    The latter is how Python ends where an interrupt comes too early or too late for us, and what makes a shell end its loop.
+    """
+    try:
+        claim()
+        code = invoke(sys.argv[1:] if argv is None else argv)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        settle()
+        signal.raise_signal(signal.SIGINT)
+        code = 128 + signal.SIGINT  # the first process of a container does not die of it
     settle()
     sys.exit(code)
 
 
 def invoke(argv: list[str]) -> int:
-    """Run one command. Returns its exit code; what went wrong has been shown on stderr."""
+    """Run one command. Returns its exit code; what went wrong has been shown on stderr. Raises `KeyboardInterrupt`."""
     session = Session()
     failed = 125 if argv and argv[0] in LIKE_DOCKER_RUN else 1
     try:
@@ -100,8 +145,8 @@ def invoke(argv: list[str]) -> int:
     except BarchanError as error:
         session.report(error)
         return failed
-    except (KeyboardInterrupt, click.Abort):
-        return 130
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
     except OutputGone:
         return OUTPUT_GONE  # quietly, as `head` expects of its left neighbour
     except Exception as error:  # noqa: BLE001  the edge of the program

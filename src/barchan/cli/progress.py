@@ -23,10 +23,15 @@ def bytes_bar() -> Iterator[Callable[[int, int | None], None] | None]:
 
 
 @contextmanager
-def count_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """A function to be told how many are done."""
+def count_bar(total: int) -> Iterator[Callable[[int, int], None]]:
+    """A function to be told how many are done, and how many could not be."""
+
+    def tell(done: int, failed: int) -> None:
+        if bar is not None:
+            bar.update(done, total, f"{failed} failed" if failed else "")
+
     with _shown("count") as bar:
-        yield lambda done: None if bar is None else bar.update(done, total)
+        yield tell
 
 
 @contextmanager
@@ -58,14 +63,15 @@ class _Bar:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
-    def update(self, done: int, total: int | None) -> None:
+    def update(self, done: int, total: int | None, what: str = "") -> None:
         if self._progress is None:
             if time.monotonic() < self._due:
                 return
             self.start(total)
         assert self._progress is not None and self._task is not None
         # An upload counts names and lengths too.
-        self._progress.update(self._task, completed=done if total is None else min(done, total), total=total)
+        done = done if total is None else min(done, total)
+        self._progress.update(self._task, completed=done, total=total, description=what)
 
     def start(self, total: int | None) -> None:
         self._progress = _progress(self._kind)
@@ -92,7 +98,7 @@ def _progress(kind: str) -> Progress:
 
     columns: dict[str, tuple[ProgressColumn, ...]] = {
         "bytes": (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()),
-        "count": (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+        "count": (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()),
         "busy": (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()),
     }
     return Progress(*columns[kind], console=Console(stderr=True), transient=kind == "busy")

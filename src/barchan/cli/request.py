@@ -34,9 +34,10 @@ _SANDBOX = (
     click.option(
         "--mount",
         "mounts",
-        metavar="NAME:/TARGET",
+        metavar="NAME:/TARGET[:noexec]",
         multiple=True,
-        help="Mount a directory of the node read-only, by the name its administrator gave it; repeatable.",
+        help="Mount a directory of the node, always read-only, by the name its administrator gave it; with `:noexec`, no "
+        "programs from it; repeatable.",
     ),
     click.option("--setuid", is_flag=True, help="Let set-user-id programs work."),
     click.option("--ptrace", is_flag=True, help="Allow debuggers inside."),
@@ -51,8 +52,10 @@ _PROGRAM = (
 
 _EXEC = (
     *_PROGRAM,
-    click.option("-i", "--interactive", is_flag=True, help="Send standard input."),
-    click.option("-t", "--tty", is_flag=True, help="On a terminal; without a command, a shell."),
+    click.option("-i", "--interactive", is_flag=True, help="Send standard input; without a command, to a shell."),
+    click.option(
+        "-t", "--tty", is_flag=True, help="On a terminal. With -i, every key goes there, and ours must be one."
+    ),
     click.option("--timeout", type=SECONDS, metavar="S", help="End it after S seconds, exit code 124."),
     click.option(
         "--output-limit",
@@ -108,12 +111,19 @@ def sandbox_spec(environment: str, options: dict[str, Any]) -> SandboxSpec:
 
 
 def parse_mount(text: str) -> DataMount:
-    """`NAME:/target`, with `:noexec` at its end if wanted."""
-    source, colon, target = text.partition(":")
-    noexec = target.endswith(":noexec")
-    if not colon:
-        raise InvalidRequest(f"mount: {text!r} is not NAME:/target", field="mount")
-    return DataMount(source=source, target=target.removesuffix(":noexec"), noexec=noexec)
+    """`NAME:/target`, or `NAME:/target:OPTIONS` with `noexec` or `ro`, which changes nothing, between commas."""
+    source, *rest = text.split(":")
+    target, *more = rest or [""]
+    options = more[0].split(",") if more else []
+    if not target or len(more) > 1:
+        raise InvalidRequest(f"mounts: {text!r} is not NAME:/TARGET[:noexec]", field="mounts")
+    if strange := [option for option in options if option not in ("ro", "noexec")]:
+        raise InvalidRequest(
+            f"mounts: {text!r}: no option {strange[0]!r}",
+            field="mounts",
+            hint="they are always read-only; `noexec` is the only choice",
+        )
+    return DataMount(source=source, target=target, noexec="noexec" in options)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_pairs(items: tuple[str, ...], field: str) -> dict[str, str]:
-    pairs = parse_pairs(items, field)
+    pairs = _variables(items, field)
     try:
         "".join(map("".join, pairs.items())).encode()
     except UnicodeEncodeError as error:
@@ -130,9 +140,14 @@ def _text_pairs(items: tuple[str, ...], field: str) -> dict[str, str]:
 
 
 def exec_request(argv: tuple[str, ...], options: dict[str, Any]) -> Exec:
-    """The command as bytes, as the kernel gave them to us; none stands for a shell on a terminal. Raises `InvalidRequest`."""
-    if not argv and not options["tty"]:
-        raise InvalidRequest("Missing argument 'ARGV...'", field="argv", hint="only with -t, a shell runs without one")
+    """The command as bytes, as the kernel gave them to us; none stands for a shell, which reads input. Raises `InvalidRequest`."""
+    if not argv and not options["interactive"]:
+        # Not even with a terminal: nobody could type there, and nothing would ever end it.
+        raise InvalidRequest(
+            "Missing argument 'ARGV...'",
+            field="argv",
+            hint="-it runs a shell on this terminal, -i one on standard input",
+        )
     request = Exec(
         argv=tuple(map(os.fsencode, argv)),
         cwd=os.fsencode(options["workdir"]) if options["workdir"] is not None else None,
@@ -158,4 +173,12 @@ def check_terminal_use(request: Exec, *, json: bool) -> None:
 
 
 def _byte_pairs(items: tuple[str, ...], field: str) -> dict[bytes, bytes]:
-    return {os.fsencode(key): os.fsencode(value) for key, value in parse_pairs(items, field).items()}
+    return {os.fsencode(key): os.fsencode(value) for key, value in _variables(items, field).items()}
+
+
+def _variables(items: tuple[str, ...], field: str) -> dict[str, str]:
+    """A name with a space is one argument too few or too many, and no shell could use it."""
+    pairs = parse_pairs(items, field)
+    if strange := [key for key in pairs if any(map(str.isspace, key))]:
+        raise InvalidRequest(f"{field}: {strange[0]!r} is no name of a variable", field=field)
+    return pairs

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from barchan.cli.argv import ProgramCommand
 from barchan.cli.connect import Where, open_client, start, where_options
@@ -45,7 +46,9 @@ TERMINAL_RECONNECT = 10.0
 @json_option
 @click.pass_obj
 def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where: Where, **options: Any) -> int:
-    """Run a command in a new sandbox of environment ENV. With -it, a terminal to work in: a shell if there is no command.
+    """Run a command in a new sandbox of environment ENV. With -it, a terminal to work in.
+
+    With -i and no command it is a shell, bash or sh where there is none: it reads commands from standard input.
 
     Exit codes: the program's own; 124 timed out, 125 barchan failed, 126 not executable, 127 not found, 137 killed.
     """
@@ -61,18 +64,20 @@ def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where
 @click.argument("sandbox", metavar="ID")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @exec_options
-@click.option("-d", "--detach", is_flag=True, help="Print the command's id and let it run.")
+@click.option(
+    "-d", "--detach", is_flag=True, help="Print its id and let it run; 126 or 127, and no id, if it cannot start."
+)
 @where_options
 @json_option
 @click.pass_obj
 def exec_command(
     session: Session, /, sandbox: str, argv: tuple[str, ...], detach: bool, where: Where, **options: Any
 ) -> int:
-    """Run a command in sandbox ID. With -it, a terminal to work in. Exit codes as with `barchan run`."""
+    """Run a command in sandbox ID, as `barchan run` does in a new one."""
     node_of(sandbox)
     request = exec_request(argv, options)
-    if detach and request.tty is not None:
-        raise InvalidRequest("tty: not with --detach", field="tty")
+    if detach and (request.tty is not None or not argv):
+        raise InvalidRequest("--detach: neither with --tty nor without a command", field="detach")
     check_terminal_use(request, json=session.json)
     return _complete(_exec(session, where, sandbox, request, detach))
 
@@ -144,14 +149,15 @@ def _say(session: Session, event: str, aloud: bool, **details: str) -> None:
 
 async def _follow(session: Session, sandbox: Sandbox, request: Exec, interrupts: Interrupts) -> int:
     """Run a command with our standard streams; returns our exit code."""
+    from barchan.cli import terminal
     from barchan.cli.descriptors import Input
     from barchan.cli.drive import Drive
 
     if request.tty is not None:
-        from barchan.cli import terminal
-
         result = await terminal.drive(sandbox, request, interrupts)
         return finish(session, result, (request.argv or (b"sh",))[0], interrupts.first)
+    if not request.argv:
+        request = msgspec.structs.replace(request, argv=(await terminal.shell_of(sandbox),))
     process = await start(sandbox, request)
     drive = Drive(process, interrupts)
     out, err = _sinks(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -9,9 +10,10 @@ import click
 from barchan.cli.connect import Where, open_client, where_options
 from barchan.cli.request import program_options, sandbox_options, sandbox_spec
 from barchan.cli.session import Session, json_option
-from barchan.cli.text import command_line, plain, size, span
+from barchan.cli.text import command_line, plain, span
 from barchan.cli.values import SECONDS, parse_pairs
 from barchan.errors import BarchanError
+from barchan.sizes import size
 from barchan.spec import BackendName, ProcessInfo, SandboxInfo, SandboxSpec, SandboxState, node_of
 from barchan.wire.messages import MOST_AT_ONCE
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("environment", metavar="ENV")
-@click.option("-n", "--count", type=click.IntRange(1, MOST_AT_ONCE), help="Make so many by one request.")
+@click.option(
+    "-n", "--count", type=click.IntRange(1, MOST_AT_ONCE), help="Make so many by one request, at most 10,000."
+)
 @sandbox_options
 @program_options
 @where_options
@@ -56,10 +60,22 @@ async def _create_many(session: Session, where: Where, count: int, spec: Sandbox
             async for sandbox in batch:
                 _print_id(session, sandbox.info)
                 done += 1
-                tell(done + len(batch.failures))
-        for failure in batch.failures:
-            session.report(failure.error)
-    return 1 if batch.failures else 0
+                tell(done, len(batch.failures))
+            tell(done, len(batch.failures))
+    errors = [failure.error for failure in batch.failures]
+    for error in errors if session.json else folded(errors, count):
+        session.report(error)
+    return 1 if errors else 0
+
+
+def folded(errors: Sequence[BarchanError], count: int) -> Iterator[BarchanError]:
+    """One for each kind, that says how many of `count` met it. Of several texts, which differ in figures, the first one's."""
+    kinds: dict[tuple[str, str], list[BarchanError]] = {}
+    for error in errors:
+        kinds.setdefault((error.code, error.field), []).append(error)
+    for first, *others in kinds.values():
+        text = f"{1 + len(others)} of {count}: {first.message}"
+        yield type(first)(text, hint=first.hint, phase=first.phase, field=first.field)
 
 
 def _print_id(session: Session, info: SandboxInfo) -> None:
@@ -67,7 +83,9 @@ def _print_id(session: Session, info: SandboxInfo) -> None:
 
 
 @click.command()
-@click.option("-a", "--all", "ended", is_flag=True, help="Also those that stopped or failed lately.")
+@click.option(
+    "-a", "--all", "ended", is_flag=True, help="Also those that stopped or failed lately: a day, 10,000 of each node."
+)
 @click.option("--label", "labels", metavar="K=V", multiple=True, help="Only those with this label; repeatable.")
 @click.option(
     "--state", "states", type=click.Choice(get_args(SandboxState)), multiple=True, help="In this state; repeatable."
@@ -94,7 +112,7 @@ def ls(
     where: Where,
     **filters: Any,
 ) -> None:
-    """List sandboxes: those that live, unless asked for others."""
+    """List sandboxes: those that live, unless asked for others. What is given must all apply."""
     import asyncio
     import time
 
@@ -110,7 +128,7 @@ def ls(
         for info in found:
             click.echo(plain(info.id))
     else:
-        show(("id", "state", "environment", ">age", ">ends in", "labels"), [row(info, now) for info in found])
+        show(HEAD, [row(info, now) for info in found], SPARE)
 
 
 async def _list(where: Where, labels: dict[str, str], filters: dict[str, Any]) -> tuple[SandboxInfo, ...]:
@@ -118,12 +136,17 @@ async def _list(where: Where, labels: dict[str, str], filters: dict[str, Any]) -
         return await client.list(labels, **filters)
 
 
+HEAD = ("id", "state", "node", "environment", ">age", ">ends in", "labels")
+SPARE = ("node", ">ends in", "labels", ">age")
+
+
 def row(info: SandboxInfo, now: float) -> tuple[str, ...]:
     """For the table of `ls`."""
     state = f"{info.state} ({info.reason})" if info.reason else info.state
     ends = span(max(info.expires - now, 0)) if info.state in ("creating", "ready") else ""
     labels = " ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
-    return (info.id, state, " + ".join(info.environment.names()), span(max(now - info.created, 0)), ends, labels)
+    environment = " + ".join(info.environment.names())
+    return (info.id, state, node_of(info.id), environment, span(max(now - info.created, 0)), ends, labels)
 
 
 @click.command()

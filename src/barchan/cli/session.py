@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from barchan.cli.text import plain
+from barchan.cli.text import escaped, plain
 from barchan.config import DEFAULT_DATA
 from barchan.errors import BarchanError, FeatureMissing, FileFailure, InvalidRequest
 
@@ -46,13 +47,54 @@ class Session:
 
 
 def to_json(value: Any) -> bytes:
+    """Without characters that a terminal obeys or that turn its text around: they are escaped, too."""
     import msgspec
 
-    return msgspec.json.encode(value, enc_hook=str)
+    document = msgspec.json.encode(value, enc_hook=str)
+    if document.isascii() and b"\x7f" not in document:
+        return document
+    return escaped(document.decode()).encode()
+
+
+_SAME_NAME = (
+    *(
+        "hostname",
+        "idle_timeout",
+        "lifetime",
+        "user",
+        "workdir",
+        "env",
+        "timeout",
+        "output_limit",
+        "tty",
+        "node",
+        "name",
+    ),
+    *("data", "delete", "listen", "tls_cert", "scratch_bytes", "log_bytes", "data_mount", "ca_file"),
+)
+OPTIONS = {
+    **{f"limits.{name}": f"--{name}" for name in ("memory", "cpus", "pids", "disk")},
+    **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAME},
+    "cwd": "--workdir",
+    "labels": "--label",
+    "mounts": "--mount",
+    "mounts.source": "--mount",
+    "mounts.target": "--mount",
+    "secrets": "--secret",
+}
+"""Where the value of a field comes from on a command line."""
 
 
 def describe(error: BarchanError) -> str:
-    return f"error: {plain(str(error))} [{error.code}]"
+    return f"error: {plain(named(str(error), error.field))} [{error.code}]"
+
+
+def named(text: str, field: str) -> str:
+    """The text, with the option in front where the field's name is."""
+    for prefix in (f"{field}: ", f"{field.partition('.')[0]}: "):
+        if field in OPTIONS and text.startswith(prefix):
+            return f"{OPTIONS[field]}: {text.removeprefix(prefix)}"
+    return text
 
 
 def addressed(hint: str, data: Path | None) -> str:
@@ -67,9 +109,27 @@ def need_root(what: str) -> None:
         raise FeatureMissing(f"{what} needs root", hint="run it as root")
 
 
+ELSEWHERE = {
+    "-v": "directories of the node: --mount NAME:/TARGET",
+    "--volume": "directories of the node: --mount NAME:/TARGET",
+    "--rm": "the sandbox of `barchan run` is removed unless --keep is given",
+    "-m": "--memory",
+    "--name": "a sandbox has an id and labels: --label name=NAME",
+    "--env-file": "-e NAME=VALUE, repeated",
+    "--privileged": "--setuid and --ptrace are what there is",
+    "--network": "there is no network in a sandbox yet",
+    "--net": "there is no network in a sandbox yet",
+    "-p": "there is no network in a sandbox yet",
+    "-it": "-i -t, before the command",
+}
+"""Options of `docker run`, and what there is instead."""
+
+
 def usage_error(error: click.UsageError) -> InvalidRequest:
     """What click refused, in our tree."""
     where = f"{error.ctx.command_path} --help" if error.ctx else "barchan --help"
+    if isinstance(error, click.NoSuchOption) and error.option_name in ELSEWHERE:
+        return InvalidRequest(f"No such option {error.option_name!r}.", hint=ELSEWHERE[error.option_name])
     param = getattr(error, "param", None)
     return InvalidRequest(error.format_message(), field=(param.name if param else "") or "", hint=f"see {where}")
 
@@ -90,13 +150,14 @@ def json_option(command: F) -> F:
     )(command)
 
 
+DATA_HELP = "Data directory of the server on this host.  [default: BARCHAN_DATA, or /var/lib/barchan]"
 # Readable only for root: whoever is not must learn that, and not that the directory is a wrong value.
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
 
 def keep_data(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Callback of every --data."""
-    if value is not None and value != DEFAULT_DATA:
+    """Callback of every --data. What the environment says need not be said in hints."""
+    if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE and value != DEFAULT_DATA:
         ctx.ensure_object(Session).data = value
     return value
 
@@ -106,7 +167,7 @@ def data_option(command: F) -> F:
         "--data",
         type=DIRECTORY,
         callback=keep_data,
+        envvar="BARCHAN_DATA",
         default=DEFAULT_DATA,
-        show_default=True,
-        help="Data directory of the server on this host.",
+        help=DATA_HELP,
     )(command)

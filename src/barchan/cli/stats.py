@@ -11,9 +11,10 @@ import click
 
 from barchan.cli.connect import Where, open_client, where_options
 from barchan.cli.session import Session, json_option
-from barchan.cli.text import plain, size, span
+from barchan.cli.text import span
 from barchan.cli.values import SECONDS
 from barchan.errors import BarchanError, SandboxStopped, SandboxUnavailable
+from barchan.sizes import size
 from barchan.spec import node_of
 from barchan.usage import SandboxStats
 
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from barchan.sdk import Client
 
 AT_ONCE = 32
-HEAD = ("id", ">memory", ">peak", ">cpu", ">cpu %", ">processes", ">threads", ">disk", ">age")
+HEAD = ("id", ">memory", ">peak", ">cpu", ">cpu %", ">procs", ">threads", ">disk", ">age")
+SPARE = (">peak", ">threads", ">age", ">cpu", ">procs", ">disk")
+"""What a narrow terminal does not show, the first named first."""
 
 
 @click.command()
 @click.argument("sandboxes", metavar="[ID...]", nargs=-1)
-@click.option("--watch", is_flag=True, help="Again and again, until interrupted.")
+@click.option(
+    "--watch", is_flag=True, help="Again and again, until interrupted. On a terminal the table stays in its place."
+)
 @click.option("--every", type=SECONDS, metavar="S", default=2.0, show_default=True, help="With --watch.")
 @where_options
 @json_option
@@ -37,6 +42,7 @@ def stats(session: Session, sandboxes: tuple[str, ...], watch: bool, every: floa
     """What sandboxes use: memory, CPU time, processes, disk. Without ID, all that live.
 
     `cpu` is seconds since its creation, `cpu %` of one CPU since the line before, or since its creation.
+    Looking does not count as use. A narrow terminal shows fewer columns.
     """
     for sandbox in sandboxes:
         node_of(sandbox)
@@ -85,7 +91,7 @@ def _print(session: Session, found: list[SandboxStats], before: dict[Any, Sandbo
         for one in found:
             session.emit(one)
     else:
-        show(HEAD, [row(one, before.get(one.id)) for one in found])
+        show(HEAD, [row(one, before.get(one.id)) for one in found], SPARE)
 
 
 def row(now: SandboxStats, before: SandboxStats | None = None) -> tuple[str, ...]:
@@ -111,18 +117,20 @@ def row(now: SandboxStats, before: SandboxStats | None = None) -> tuple[str, ...
 
 async def _live(client: Client, sandboxes: tuple[str, ...], every: float, found: list[SandboxStats]) -> None:
     """On a terminal the table stays in its place. Ends with an interrupt."""
+    from rich.console import Console
     from rich.live import Live
 
+    console = Console()
     before: dict[Any, SandboxStats] = {}
-    with Live(_table(found, before), auto_refresh=False) as live:
+    with Live(_table(found, before, console.width), console=console, auto_refresh=False) as live:
         while True:
             before = {one.id: one for one in found}
             await asyncio.sleep(every)
             found, _ = await measure(client, sandboxes)
-            live.update(_table(found, before), refresh=True)
+            live.update(_table(found, before, console.width), refresh=True)
 
 
-def _table(found: list[SandboxStats], before: dict[Any, SandboxStats]) -> Table:
-    from barchan.cli.tables import table
+def _table(found: list[SandboxStats], before: dict[Any, SandboxStats], width: int) -> Table:
+    from barchan.cli.tables import fitted, table
 
-    return table(HEAD, [tuple(map(plain, row(one, before.get(one.id)))) for one in found])
+    return table(*fitted(HEAD, [row(one, before.get(one.id)) for one in found], width, SPARE))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from barchan.cli.session import Session, data_option, json_option, need_root, to_json
 from barchan.cli.text import Bytes, plain
@@ -16,6 +17,7 @@ from barchan.cli.values import ADDRESS, SIZE, is_loopback, parse_pairs
 from barchan.config import ApiConfig, Layout, NodeConfig
 from barchan.errors import (
     BarchanError,
+    CallerError,
     ErrorBody,
     FileFailure,
     InvalidRequest,
@@ -33,6 +35,8 @@ def _absolute(ctx: click.Context, param: click.Parameter, value: Path | None) ->
     return value and Path(os.path.abspath(value))
 
 
+FACTOR = click.FloatRange(0.1, 10_000)
+_DEFAULT = {field.name: field.default for field in msgspec.structs.fields(NodeConfig)}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -44,14 +48,47 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-cert", type=_FILE, callback=_absolute, help="Certificate chain for --listen, PEM.")
 @click.option("--tls-key", type=_FILE, callback=_absolute, help="Its private key, PEM.")
 @click.option("--insecure", is_flag=True, help="Allow --listen without TLS beyond loopback.")
-@click.option("--scratch-bytes", type=SIZE, help="Size of the scratch volume when it is made, e.g. 20g.")
-@click.option("--max-sandboxes", type=click.IntRange(1, 60000), default=1000, show_default=True)
+@click.option(
+    "--scratch-bytes",
+    type=SIZE,
+    help="Size of the scratch volume when it is made, e.g. 20g; at least 128m. An existing one keeps its size.",
+)
+@click.option(
+    "--max-sandboxes", type=click.IntRange(1, 60000), default=1000, show_default=True, help="On this node at once."
+)
+@click.option(
+    "--memory-overcommit",
+    type=FACTOR,
+    default=_DEFAULT["memory_overcommit"],
+    show_default=True,
+    help="Promise sandboxes so many times 90 % of the host's memory. What they use together is not bounded by it.",
+)
+@click.option(
+    "--disk-overcommit",
+    type=FACTOR,
+    default=_DEFAULT["disk_overcommit"],
+    show_default=True,
+    help="Promise sandboxes so many times the size of the scratch volume.",
+)
+@click.option(
+    "--pool-most",
+    type=click.IntRange(0, 10000),
+    default=_DEFAULT["pool_most"],
+    show_default=True,
+    help="Make at most so many containers ahead of requests; 0 makes none.",
+)
+@click.option(
+    "--log-bytes",
+    type=SIZE,
+    help="Size of the record at which its oldest parts without a live sandbox are removed.  [default: 8g]",
+)
 @click.option(
     "--data-mount",
     "data_mounts",
     metavar="NAME=/PATH",
     multiple=True,
-    help="Let sandboxes mount this directory read-only, by this name; repeatable.",
+    help="Let sandboxes mount this directory read-only, by this name; repeatable. What any user of this host may read "
+    "there, every sandbox may.",
 )
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
@@ -59,9 +96,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     """Start the server on this host: the API and the node agent.
 
-    In the foreground, ctrl-C stops the sandboxes too; SIGTERM leaves them running for the next `up`.
+    In the foreground, ctrl-C stops the sandboxes too; SIGTERM leaves them running for the next `up`. The first start allocates
+    the scratch volume, DATA/scratch.img, and says how large it is: without --scratch-bytes 30 % of what is free there, at
+    most 40 GiB.
     """
-    from barchan.cli.datadir import locked, prepare
+    from barchan.cli.datadir import locked, prepare, unmake
+    from barchan.node.rows import check_version
 
     need_root("barchan up")
     layout = Layout(Path(os.path.abspath(data)))
@@ -69,13 +109,21 @@ def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     if options["tls_cert"] is not None:
         check_tls(options["tls_cert"], options["tls_key"])
     check_scratch(options["scratch_bytes"])
+    check_log(options["log_bytes"])
     options["data_mounts"] = parse_data_mounts(options["data_mounts"], layout)
+    new, existed = not layout.instance.exists(), layout.data.exists()
     prepare(layout)
     with locked(layout):
-        if detach:
-            _in_background(session, layout, options)
-        else:
-            _serve(session, layout, options, None)
+        try:
+            check_version(layout.registry)
+            if detach:
+                _in_background(session, layout, options)
+            else:
+                _serve(session, layout, options, None)
+        except CallerError:
+            if new:
+                unmake(layout, existed)
+            raise
 
 
 def check_listen(listen: tuple[str, int] | None, cert: Path | None, key: Path | None, insecure: bool) -> None:
@@ -110,6 +158,12 @@ def check_scratch(size: int | None) -> None:
 
     if size is not None and size < SMALLEST:
         raise InvalidRequest(f"scratch_bytes: too small, at least {SMALLEST >> 20} MiB", field="scratch_bytes")
+
+
+def check_log(size: int | None) -> None:
+    least = 2 * _DEFAULT["segment_bytes"]
+    if size is not None and size < least:
+        raise InvalidRequest(f"log_bytes: too small, at least {Bytes(least)}", field="log_bytes")
 
 
 def parse_data_mounts(items: tuple[str, ...], layout: Layout) -> dict[str, Path]:
@@ -165,8 +219,15 @@ def _api_config(layout: Layout, options: dict[str, Any]) -> ApiConfig:
 
 
 def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConfig:
-    fields = {key: options[key] for key in ("kernel", "max_sandboxes", "data_mounts")}
+    fields = {key: options[key] for key in NODE_OPTIONS if options[key] is not None}
     return NodeConfig(layout=layout, name=name, scratch_bytes=options["scratch_bytes"] or 0, **fields)
+
+
+NODE_OPTIONS = (
+    *("kernel", "max_sandboxes", "data_mounts"),
+    *("memory_overcommit", "disk_overcommit", "pool_most", "log_bytes"),
+)
+"""Named as the fields of `NodeConfig`."""
 
 
 def volume_size(layout: Layout) -> int | None:
@@ -229,7 +290,8 @@ def _in_background(session: Session, layout: Layout, options: dict[str, Any]) ->
         return
     if not session.json:
         for line in last_lines(log, began):
-            session.note(f"  {plain(line)}")
+            if not line.startswith("error: "):  # that is what is raised
+                session.note(f"  {plain(line)}")
     raise _told_error(told, log)
 
 

@@ -13,18 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, overload
 
-from inspect_ai.util import (
-    ExecResult,
-    OutputLimitExceededError,
-    SandboxConnection,
-    SandboxEnvironment,
-    SandboxEnvironmentConfigType,
-    SandboxEnvironmentLimits,
-    SandboxUnavailableError,
-    SandboxUserUnsupportedError,
-    sandboxenv,
-)
-from pydantic import BaseModel, ConfigDict
+try:
+    from inspect_ai._util.error import PrerequisiteError
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxConnection,
+        SandboxEnvironment,
+        SandboxEnvironmentConfigType,
+        SandboxEnvironmentLimits,
+        SandboxUnavailableError,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from pydantic import BaseModel, ConfigDict
+except ModuleNotFoundError as error:
+    raise ImportError("barchan.integrations.inspect needs Inspect: pip install inspect-ai") from error
 
 from barchan import errors
 from barchan.sdk import Client, CompletedExec, Sandbox
@@ -140,15 +144,14 @@ class BarchanSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Finds out before the first sample whether there is a server and what the configuration names."""
-        spec = config_of(config).spec(task_name)
-        async with Client() as client:
-            known = {layer.name for layer in await client.environments()}
-        wanted = spec.environment.names()
-        if missing := [name for name in wanted if is_plain(name) and name not in known]:
-            raise errors.EnvironmentNotFound(
-                f"no environment {missing[0]}", hint=f"there are: {', '.join(sorted(known))}"
-            )
+        """Finds out before the first sample whether there is a server and what the configuration names.
+
+        What is not there is a `PrerequisiteError`, which Inspect shows without a traceback.
+        """
+        try:
+            await find_layers(config_of(config).spec(task_name))
+        except errors.BarchanError as error:
+            raise PrerequisiteError(f"barchan: {error}") from error
 
     @classmethod
     async def sample_init(
@@ -193,6 +196,14 @@ class BarchanSandboxEnvironment(SandboxEnvironment):
 
     def _path(self, file: str) -> str:
         return posixpath.join(self._workdir, file)
+
+
+async def find_layers(spec: SandboxSpec) -> None:
+    """Raises `EnvironmentNotFound`, and what a server that cannot be reached raises."""
+    async with Client() as client:
+        known = {layer.name for layer in await client.environments()}
+    if missing := [name for name in spec.environment.names() if is_plain(name) and name not in known]:
+        raise errors.EnvironmentNotFound(f"no environment {missing[0]}", hint=f"there are: {', '.join(sorted(known))}")
 
 
 def config_of(config: SandboxEnvironmentConfigType | None) -> BarchanConfig:

@@ -69,6 +69,8 @@ class Tar:
             at = tar.offset
             tar.members.clear()  # tarfile keeps all of them
             yield member
+            if self._ends_with(member, tar.offset):
+                return
         self._check_end(tar.offset)
 
     def _next(self, tar: Any) -> tarfile.TarInfo | None:
@@ -77,6 +79,14 @@ class Tar:
             return found
         except _UNREADABLE as error:
             raise self.unreadable(error) from error
+
+    def _ends_with(self, member: tarfile.TarInfo, at: int) -> bool:
+        """Whether the archive ends exactly behind this content, without what should fill up its block until `at`.
+
+        umoci writes such. An end within what fills it up is no writer's, but a cut.
+        """
+        size = os.fstat(self._file.fileno()).st_size
+        return member.offset_data + sum(length for _, length in self._pieces(member)) == size < at
 
     def _check_end(self, at: int) -> None:
         """tarfile stops in silence at a damaged or cut header."""

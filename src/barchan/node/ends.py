@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple, Protocol
 
+from barchan.errors import BarchanError
 from barchan.wire import guest
 from barchan.wire import messages as m
 from barchan.wire.frames import Payload
@@ -41,6 +42,7 @@ class Reader:
         self.limit = max(place)
         self.catching_up: asyncio.Task[None] | None = None
         self._ended = False
+        self._error: BarchanError | None = None
         self._waiting: asyncio.Future[None] | None = None
 
     def offer(self, offset: int, data: Payload) -> bool:
@@ -58,8 +60,16 @@ class Reader:
             if self._waiting is not None and not self._waiting.done():
                 self._waiting.set_result(None)
 
+    def fail(self, error: BarchanError) -> None:
+        """What it misses cannot be read."""
+        self._error = error
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
     async def end_told(self) -> None:
-        """Wait until the caller was told the end of the stream."""
+        """Wait until the caller was told the end of the stream. Raises what it failed with."""
+        if self._error is not None:
+            raise self._error
         if not self._ended:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting

@@ -11,7 +11,7 @@ bytes, or a fixed window beyond what is recorded when nobody is attached.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from barchan.backends.base import Usage
@@ -76,6 +76,7 @@ class Execution:
         """What its terminal was set to last."""
         self._recorder = recorder
         self._conclude = conclude
+        self._read: Callable[[int, int], AsyncIterator[bytes]] = partial(recorder.read_output, sandbox, id)
         self._channel: GuestChannel | None = None
         self.outputs = {stream: Output(stream) for stream in OUTPUTS}
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -86,17 +87,17 @@ class Execution:
         self._telling = False
 
     @classmethod
-    def from_log(cls, sandbox: str, result: ExecResult, recorder: Recorder) -> Execution:
+    def from_log(cls, sandbox: str, state: ExecState, result: ExecResult, recorder: Recorder) -> Execution:
         """A command that ended: callers get its output from the log and its result."""
 
         async def never(done: guest.Done, execution: Execution) -> ExecResult:
             raise InternalError("this command has ended")
 
-        ended = cls(sandbox, result.id, 0, recorder, never)
-        totals = ((result.stdout_bytes, result.stdout_dropped), (result.stderr_bytes, result.stderr_dropped))
-        for output, (total, dropped) in zip(ended.outputs.values(), totals, strict=True):
-            output.received = output.recorded = total - dropped
-            output.eof = (total, dropped)
+        ended = cls(sandbox, state.id, 0, recorder, never)
+        ended._read = partial(recorder.pieces, state)
+        for output, dropped in zip(ended.outputs.values(), (result.stdout_dropped, result.stderr_dropped), strict=True):
+            output.received = output.recorded = state.recorded(output.stream)
+            output.eof = (output.recorded + dropped, dropped)
         ended.started.set_result(0)
         ended.result.set_result(result)
         return ended
@@ -305,7 +306,7 @@ class Execution:
     async def _resend_input(self) -> None:
         channel, input = self._channel, self.input
         while channel is not None and input.sent < input.recorded:
-            async for data in self._recorder.read_output(self.sandbox, self.id, STDIN, input.sent):
+            async for data in self._read(STDIN, input.sent):
                 channel.send(encode_data(self.seq, STDIN, input.sent, data))
                 input.sent += len(data)
         input.resending = None
@@ -347,12 +348,15 @@ class Execution:
     async def _replay(self, output: Output, reader: Reader) -> None:
         try:
             while reader.offset < (end := min(output.recorded, reader.limit)):
-                async for data in self._recorder.read_output(self.sandbox, self.id, output.stream, reader.offset):
+                async for data in self._read(output.stream, reader.offset):
                     piece = data[: end - reader.offset]
                     reader.caller.send_data(output.stream, reader.offset, piece)
                     reader.offset += len(piece)
                     if reader.offset >= end:
                         break
+        except BarchanError as error:
+            reader.fail(error)
+            return
         finally:
             reader.catching_up = None
         self._finish(output, reader)

@@ -9,12 +9,13 @@ from barchan.node.registry import SandboxRow
 from barchan.spec import SandboxId, SandboxInfo
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 
 
 def new_id(node: str) -> str:
     """`<node>-<unique>`: 48 bits of milliseconds and 50 random ones, so that ids sort by time."""
     number = (time.time_ns() // 1_000_000 & (1 << 50) - 1) << 50 | secrets.randbits(50)
-    digits = "".join(_ALPHABET[number >> shift & 31] for shift in range(95, -1, -5))
+    digits = "".join([_PAIRS[number >> shift & 1023] for shift in range(90, -1, -10)])
     return f"{node}-{digits}"
 
 

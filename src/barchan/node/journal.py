@@ -12,7 +12,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from barchan.errors import BarchanError, NodeStorageFull
 from barchan.node.writer import Acknowledge, Job, Writer, by_need
@@ -25,6 +25,16 @@ SMALL = 512 << 10
 SLOW_SECONDS, CALM_SECONDS = 0.01, 10.0
 """A write that blocks for longer, and for how long none is made on the event loop after one."""
 
+
+class LogLimits(NamedTuple):
+    """Bytes of all segments."""
+
+    kept: int
+    """Beyond this those that no live sandbox needs are removed."""
+    most: int
+    """Beyond this, with those that are needed, nothing new begins."""
+
+
 News = tuple[list[Change], list[str]]
 """Changed commands and forgotten sandboxes, for whoever answers questions on the loop."""
 
@@ -32,10 +42,12 @@ News = tuple[list[Change], list[str]]
 class Journal:
     """`submit`, `room`, `pending` and `close` belong to the event loop; jobs' `run` may call `put` and nothing else here."""
 
-    def __init__(self, log: Log, index: Index, log_bytes: int, published: Callable[[News], None]) -> None:
+    def __init__(self, log: Log, index: Index, limits: LogLimits, published: Callable[[News], None]) -> None:
         self.log = log
         self.index = index
-        self._log_bytes = log_bytes
+        self.over = False
+        """The log is as long as it may get, so nothing new should begin. For jobs' `run`."""
+        self._limits = limits
         self._segment = log.segments()[-1].number
         self._forgotten: list[str] = []
         self._published = published
@@ -44,6 +56,7 @@ class Journal:
         self._queued = 0
         self._taken = 0
         self._calm_after = 0.0
+        self._retain()
         self._writer = Writer("recorder", self._commit, published)
 
     @property
@@ -84,7 +97,7 @@ class Journal:
         if self._writer.closed or time.monotonic() < self._calm_after or not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._taken != self._queued or self._writer.settling or self.log.full:
+            if self._taken != self._queued or self._writer.settling or self.log.full or self.over:
                 return False
             job.future = asyncio.get_running_loop().create_future()
             started, waits = time.monotonic(), _waits()
@@ -116,7 +129,7 @@ class Journal:
         else:
             self._sync(early, late, changes, forgotten, acknowledge)
         # Seldom, for nothing should follow telling the loop: as long as this thread runs on, it holds the loop up.
-        if sealed:
+        if sealed or (self.over and forgotten):
             self._retain()
 
     def _sync(
@@ -161,7 +174,8 @@ class Journal:
         """A segment was sealed: older ones may have to go. What was written is acknowledged whatever comes of this."""
         with self._lock:
             self._segment = self.log.segments()[-1].number
-            self.log.retain(self._log_bytes, self.index.sandboxes.keys())
+            self.log.retain(self._limits.kept, self.index.sandboxes.keys())
+            self.over = self.log.total > self._limits.most
 
 
 def _waits() -> int:

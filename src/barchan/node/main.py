@@ -23,15 +23,17 @@ import uvloop
 
 from barchan.backends.container import ContainerBackend
 from barchan.config import NodeConfig
-from barchan.errors import BarchanError, Conflict, FeatureMissing, InvalidRequest
+from barchan.errors import BarchanError, Conflict, FeatureMissing, InvalidRequest, WrongVersion
+from barchan.kernel import processes
 from barchan.kernel.probe import examine
 from barchan.kernel.scratch import default_size
 from barchan.names import check_name
-from barchan.node import lease
+from barchan.node import lease, lockwatch
 from barchan.node.agent import Agent
 from barchan.node.recorder import Recorder
 from barchan.node.recovery import recover
 from barchan.node.registry import Registry
+from barchan.node.rows import check_version
 from barchan.node.server import keep_linked
 
 logger = logging.getLogger(__name__)
@@ -103,6 +105,7 @@ async def serve(config: NodeConfig) -> None:
         tasks = [
             asyncio.ensure_future(keep_linked(agent, config.layout.node_socket, Ready())),
             asyncio.ensure_future(lease.watch(agent)),
+            asyncio.ensure_future(lockwatch.watch(agent)),
         ]
         waiting = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -126,9 +129,22 @@ class Ready:
 
 
 async def purge(config: NodeConfig) -> None:
+    try:
+        check_version(config.layout.registry)
+    except WrongVersion as error:
+        logger.warning("%s", error.message)
+        return await purge_unread(config)
     async with running_agent(config) as (agent, backend):
         await asyncio.gather(*(agent.stop(row.id, "the node was taken down") for row in agent.registry.live()))
         await backend.purge()
+
+
+async def purge_unread(config: NodeConfig) -> None:
+    """What another version made: its sandboxes are found without the registry."""
+    backend = await asyncio.to_thread(open_backend, config)
+    for id in sorted(await backend.leftovers()):
+        await backend.destroy(id)
+    await backend.purge()
 
 
 def main() -> int:
@@ -138,7 +154,7 @@ def main() -> int:
             raise FeatureMissing("the node agent needs root", hint="run `barchan up` as root")
         os.umask(0o077)  # nothing made from here on is anybody else's to read, whatever started us
         config = read_config(sys.stdin.buffer.read())
-        _raise_file_limit()
+        _raise_file_limits()
         sys.setswitchinterval(SWITCH_SECONDS)
         with only_one(config):
             uvloop.run(purge(config) if "--purge" in sys.argv[1:] else serve(config))
@@ -149,10 +165,14 @@ def main() -> int:
     return 0
 
 
-def _raise_file_limit() -> None:
-    """A sandbox costs the agent a few descriptors."""
+def _raise_file_limits() -> None:
+    """A sandbox costs the agent a few descriptors, and the host as many as it likes to open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if (left := processes.unbind_files()) < processes.FILES_UNBOUNDED:
+        logger.warning(
+            "fs.file-max is %d and cannot be raised: sandboxes together can use up the host's open files", left
+        )
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from typing import cast
 
 from barchan.errors import ExecNotFound
 from barchan.node.info import beginning
+from barchan.node.past import Past
 from barchan.spec import Exec, ExecId, ExecInfo, ExecResult
 from barchan.trajectory import walk
-from barchan.trajectory.index import Change, ExecState
+from barchan.trajectory.index import Change, ExecState, Rebuilt
 from barchan.trajectory.log import Log
 from barchan.trajectory.record import ExecBegun, ExecEnded, Position, Record
 
@@ -25,6 +26,7 @@ class Recorded:
 
     def __init__(self, log: Log, execs: Mapping[str, Mapping[str, ExecState]]) -> None:
         self._log = log
+        self._past = Past(log)
         self._view = {name: dict(states) for name, states in execs.items()}
 
     def exec_state(self, sandbox: str, exec_id: str) -> ExecState | None:
@@ -38,11 +40,24 @@ class Recorded:
         """Begun and not ended, in order of seq."""
         return [state for state in self._view.get(sandbox, {}).values() if not state.ended]
 
-    async def execs(self, sandbox: str, after: str = "", limit: int = 1 << 30) -> list[ExecInfo]:
+    async def commands(self, sandbox: str, ended: bool, since: float) -> Rebuilt:
+        """All that is known of a sandbox's commands; of one that has `ended`, and was made at `since`, from the log."""
+        states = self._view.get(sandbox)
+        if states is None and ended:
+            return await self._past.of(sandbox, since)
+        return Rebuilt(states or {}, True, frozenset())
+
+    async def infos(self, states: Mapping[str, ExecState], after: str = "", limit: int = 1 << 30) -> list[ExecInfo]:
         """In the order in which they began, from the one that follows `after`. Raises `ExecNotFound`."""
-        first = self._seen(sandbox, after).seq if after else 0
-        states = [state for state in self._view.get(sandbox, {}).values() if state.seq > first][:limit]
-        return await asyncio.to_thread(lambda: [self._info(state) for state in states])
+        if after and after not in states:
+            raise ExecNotFound(f"no command {after}", field="after")
+        first = states[after].seq if after else 0
+        page = list(itertools.islice((state for state in states.values() if state.seq > first), limit))
+        return await asyncio.to_thread(lambda: [self._info(state) for state in page])
+
+    async def execs(self, sandbox: str, after: str = "", limit: int = 1 << 30) -> list[ExecInfo]:
+        """As `infos`, of a sandbox that has not ended."""
+        return await self.infos(self._view.get(sandbox, {}), after, limit)
 
     async def request(self, sandbox: str, exec_id: str) -> Exec:
         """As recorded: secrets are digests."""
@@ -55,9 +70,13 @@ class Recorded:
 
     def read_output(self, sandbox: str, exec_id: str, stream: int, offset: int = 0) -> AsyncIterator[bytes]:
         """What is recorded now, from `offset` on. To go on live, subscribe at `exec_state(…)`'s total first."""
-        return self._pieces(self._seen(sandbox, exec_id), stream, offset)
+        return self.pieces(self._seen(sandbox, exec_id), stream, offset)
 
-    async def _pieces(self, state: ExecState, stream: int, offset: int) -> AsyncIterator[bytes]:
+    async def result_of(self, state: ExecState) -> ExecResult:
+        """Of one that has ended."""
+        return await asyncio.to_thread(self._read_result, state.newest)
+
+    async def pieces(self, state: ExecState, stream: int, offset: int) -> AsyncIterator[bytes]:
         places = await asyncio.to_thread(walk.output_places, self._log, state.newest, stream, offset)
         for at in range(0, len(places), _PIECES):
             some = places[at : at + _PIECES]
@@ -66,7 +85,7 @@ class Recorded:
 
     async def history(self, sandbox: str) -> AsyncIterator[Record]:
         """Every record of a sandbox that is still kept, also of a forgotten one, in order. Reads whole segments."""
-        mine = (record for _, record in self._log.scan(sandbox=sandbox) if record.sandbox == sandbox)
+        mine = (record for _, record in self._log.scan_of(sandbox))
         while some := await asyncio.to_thread(lambda: list(itertools.islice(mine, _RECORDS))):
             for record in some:
                 yield record
@@ -86,9 +105,18 @@ class Recorded:
         return state
 
     def _info(self, state: ExecState) -> ExecInfo:
-        argv = beginning(self._read_request(state).argv, ARGV_SHOWN)
+        request = self._read_request(state)
+        argv = beginning(request.argv, ARGV_SHOWN)
         result = self._read_result(state.newest) if state.ended else None
-        return ExecInfo(id=ExecId(state.id), argv=argv, started=state.started, result=result)
+        return ExecInfo(
+            id=ExecId(state.id),
+            argv=argv,
+            shell=request.shell,
+            started=state.started,
+            result=result,
+            stdout_recorded=state.stdout,
+            stderr_recorded=state.stderr,
+        )
 
     def _read_request(self, state: ExecState) -> Exec:
         return cast(ExecBegun, self._log.read(state.first).body).request

@@ -21,12 +21,15 @@ from barchan.errors import (
     Conflict,
     ExecNotFound,
     InvalidRequest,
+    NodeStorageFull,
     ProtocolError,
+    SandboxLogFull,
     SandboxNotFound,
 )
-from barchan.node.journal import Journal
+from barchan.node.journal import Journal, LogLimits
 from barchan.node.recorded import Recorded
 from barchan.node.writer import Job
+from barchan.sizes import size
 from barchan.spec import Exec, ExecResult, SandboxSpec, Terminal
 from barchan.trajectory.index import ExecState, Index
 from barchan.trajectory.log import Log
@@ -68,11 +71,12 @@ class Begun(NamedTuple):
 class Recorder(Recorded):
     """Use as a context manager: `async with await Recorder.open(…)`."""
 
-    def __init__(self, log: Log, index: Index, redactor: Redactor, log_bytes: int) -> None:
+    def __init__(self, log: Log, index: Index, redactor: Redactor, limits: LogLimits, sandbox_log: int) -> None:
         self.redactor = redactor
         super().__init__(log, index.execs)
         self._index = index
-        self._journal = Journal(log, index, log_bytes, self._publish)
+        self._sandbox_log = sandbox_log
+        self._journal = Journal(log, index, limits, self._publish)
 
     @classmethod
     async def open(cls, layout: Layout, config: NodeConfig, *, live: Collection[str] = (), since: float = 0.0) -> Self:
@@ -84,7 +88,8 @@ class Recorder(Recorded):
         redactor = await asyncio.to_thread(Redactor.load, layout.data)
         since -= CLOCK_SLACK
         log = await asyncio.to_thread(Log.open, layout.log, config.segment_bytes, visit=index.apply, since=since)
-        return cls(log, index, redactor, config.log_bytes)
+        limits = LogLimits(config.log_bytes, config.log_most or 4 * config.log_bytes)
+        return cls(log, index, redactor, limits, config.sandbox_log or config.log_bytes // 2)
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,10 +108,11 @@ class Recorder(Recorded):
     # --- durable
 
     async def create(self, sandbox: str, spec: SandboxSpec, key: str = "") -> int:
-        """The first record of a sandbox; `Conflict` if it has one. Returns its seq, 1."""
+        """The first record of a sandbox; `Conflict` if it has one, `NodeStorageFull` while the log is too long. Returns its seq, 1."""
         body = Created(self.redactor.spec(spec))
 
         def run() -> int:
+            self._check_log()
             if sandbox not in self._index.sandboxes:
                 self._index.add(sandbox)
             elif self._index.sandboxes[sandbox].last_seq:
@@ -118,7 +124,8 @@ class Recorder(Recorded):
     async def begin_exec(self, sandbox: str, exec_id: str, request: Exec, *, send: Send | None = None) -> Begun:
         """Record the intent to run a command. `send(seq)` is called for a fresh one, per sandbox in rising order of seq.
 
-        Raises `Conflict` when the id stands for another request, `AdmissionRefused` beyond MAX_EXECS.
+        Raises `Conflict` when the id stands for another request, `AdmissionRefused` beyond MAX_EXECS, `SandboxLogFull` and
+        `NodeStorageFull` while the record is too long. Of what runs, the output is bounded by its callers, and recorded.
         """
         if not exec_id:
             raise InvalidRequest("exec id: empty", field="id")
@@ -128,6 +135,7 @@ class Recorder(Recorded):
         def run() -> Begun:
             if known := self._execs(sandbox).get(exec_id):
                 return _repeated(known, body.digest)
+            self._check_log(sandbox)
             if self._index.count >= MAX_EXECS:
                 raise AdmissionRefused(
                     f"this node holds {MAX_EXECS} commands", hint="stop sandboxes with long histories"
@@ -263,6 +271,18 @@ class Recorder(Recorded):
         """0 for a sandbox without a record."""
         state = self._index.sandboxes.get(sandbox)
         return state.last_seq if state else 0
+
+    def _check_log(self, sandbox: str = "") -> None:
+        if self._journal.over:
+            raise NodeStorageFull(
+                "the log of this node is as long as it may get",
+                hint="stop sandboxes: what is recorded of those that live is kept (log_most)",
+            )
+        if sandbox and self._index.sandboxes[sandbox].size > self._sandbox_log:
+            raise SandboxLogFull(
+                f"sandbox {sandbox} has {size(self._sandbox_log)} on record, the most that one may have (sandbox_log)",
+                hint="go on in a new one, and set output_limit for commands that write much",
+            )
 
     def _execs(self, sandbox: str) -> dict[str, ExecState]:
         try:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import apsw
 import msgspec
 
-from barchan.errors import BarchanError, InternalError, NodeStorageFull
+from barchan.errors import BarchanError, InternalError, NodeStorageFull, WrongVersion
 from barchan.spec import SandboxSpec, SandboxState
 
-SCHEMA = 1
+SCHEMA = 2
+"""Counts the changes of `_TABLES`: what another version made is refused, not misread."""
 ENDED = ("stopped", "failed")
 
 
@@ -74,6 +77,8 @@ class Fields(TypedDict, total=False):
 
 
 _COLUMNS = SandboxRow.__struct_fields__
+_SPEC = _COLUMNS.index("spec")
+ENCODER = msgspec.msgpack.Encoder()
 _TABLES = """
 CREATE TABLE sandboxes (
   id TEXT PRIMARY KEY, state TEXT NOT NULL, spec BLOB NOT NULL, create_key TEXT NOT NULL, digest BLOB NOT NULL,
@@ -87,7 +92,12 @@ CREATE TABLE secrets (
 ) STRICT, WITHOUT ROWID;
 """
 _ALL = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes ORDER BY created"
-PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_CHANGING = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name not in ("id", "create_key"))
+PUT = (
+    f"INSERT INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+    f" ON CONFLICT (id) DO UPDATE SET {_CHANGING}"
+)
+"""Not `OR REPLACE`: that would write the indices again, too."""
 
 DROP = "DELETE FROM sandboxes WHERE id = ?"
 PUT_SECRET = "INSERT INTO secrets (sandbox, name, value) VALUES (?, ?, ?)"
@@ -171,21 +181,39 @@ def _make_private(path: Path) -> None:
         os.close(directory)
 
 
-def _make_tables(connection: apsw.Connection, path: Path) -> None:
-    version = connection.pragma("user_version")
+def check_version(path: Path) -> None:
+    """Raises `WrongVersion` for a registry that this version cannot read. None at all is fine; so is a damaged one, here."""
+    with suppress(apsw.Error):
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            _known_version(connection, path)
+        finally:
+            connection.close()
+
+
+def _known_version(connection: apsw.Connection, path: Path) -> int:
+    """Of its tables; 0 when there are none yet."""
+    version = int(connection.pragma("user_version"))
     if version not in (0, SCHEMA):
-        raise InternalError(
-            f"{path} has schema {version}, this program knows {SCHEMA}", hint="start the version that wrote it"
+        which, data = "an older" if version < SCHEMA else "a newer", path.parent
+        raise WrongVersion(
+            f"{data} was made by {which} barchan: its tables have version {version}, here they have {SCHEMA}",
+            hint=f"start the barchan that made it, or delete all of it: `barchan down --delete --data {shlex.quote(str(data))}`",
         )
-    if version == 0:
+    return version
+
+
+def _make_tables(connection: apsw.Connection, path: Path) -> None:
+    if _known_version(connection, path) == 0:
         with connection:
             connection.execute(_TABLES)
             connection.pragma("user_version", SCHEMA)
 
 
 def stored(row: SandboxRow) -> tuple[Any, ...]:
-    values = (getattr(row, name) for name in _COLUMNS)
-    return tuple(msgspec.msgpack.encode(value) if isinstance(value, SandboxSpec) else value for value in values)
+    values = list(msgspec.structs.astuple(row))
+    values[_SPEC] = ENCODER.encode(row.spec)
+    return tuple(values)
 
 
 def _row(values: tuple[Any, ...]) -> SandboxRow:

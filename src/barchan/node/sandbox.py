@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from barchan.backends.base import Backend, Usage
+from barchan.backends.base import Backend, Populated, Usage
 from barchan.errors import (
     BarchanError,
     ExecNotFound,
@@ -158,7 +158,10 @@ class LiveSandbox:
         return self._channel
 
     async def check(self) -> None:
-        """Ask the guest for a sign of life if a command is slow to start, and end what does not start at all."""
+        """Ask the guest for a sign of life if a command is slow to start, and end what does not start at all.
+
+        Without an answer the sandbox is given up, unless the guest wants to run and the limit of CPU time keeps it from that.
+        """
         late = time.monotonic() - START_SECONDS
         if self._channel is None or not any(since < late for since in self._starting.values()):
             return
@@ -166,10 +169,19 @@ class LiveSandbox:
             if since < late - START_SECONDS and id in self._executions:
                 self._executions[id].held = True
                 self._executions[id].cancel()
+        waited = self._throttled()
         try:
             await self._channel.ping(START_SECONDS)
         except SandboxUnavailable as error:
-            self._on_broken(self.id, str(error))
+            if not self._starved(waited):
+                self._on_broken(self.id, str(error))
+
+    def _throttled(self) -> float:
+        return self._backend.throttled(self.id) if isinstance(self._backend, Populated) else 0.0
+
+    def _starved(self, waited: float) -> bool:
+        backend = self._backend
+        return isinstance(backend, Populated) and backend.runnable(self.id) and backend.throttled(self.id) > waited
 
     @property
     def busy(self) -> bool:
@@ -236,12 +248,12 @@ class LiveSandbox:
             await self._recorder.settled(self.id)
 
     async def _from_log(self, id: str) -> Execution:
-        result = await self._recorder.result(self.id, id)
-        if result is None:
-            if self._recorder.exec_state(self.id, id) is None:
-                raise ExecNotFound(f"no command {id}", field="id")
+        state = self._recorder.exec_state(self.id, id)
+        if state is None:
+            raise ExecNotFound(f"no command {id}", field="id")
+        if not state.ended:
             raise OutcomeUnknown(f"whether command {id} ran is not known")
-        return Execution.from_log(self.id, result, self._recorder)
+        return Execution.from_log(self.id, state, await self._recorder.result_of(state), self._recorder)
 
     def _execution(self, id: str, seq: int) -> Execution:
         execution = Execution(self.id, id, seq, self._recorder, self._conclude)

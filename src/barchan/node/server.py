@@ -14,9 +14,10 @@ from typing import Any
 
 from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest, ProtocolError, from_body
 from barchan.node.agent import Agent
-from barchan.node.ends import Reader
+from barchan.node.ends import Reader, places_of
 from barchan.node.execution import Execution
 from barchan.node.operation import Operation
+from barchan.node.past import gone
 from barchan.spec import ExecId, ExecResult, ProcessInfo, check_terminal
 from barchan.wire import guest
 from barchan.wire import messages as m
@@ -143,8 +144,13 @@ class Server:
         raise InvalidRequest(f"{request.op} is not for a node", field="op")
 
     async def _attach(self, request: m.AttachExec, call: Incoming) -> bytes:
-        sandbox = self._agent.live(request.sandbox)
-        return await ExecCall(self._agent, call).serve(*await sandbox.attach(request, call))
+        return await ExecCall(self._agent, call).serve(*await self._taken_up(request, call))
+
+    async def _taken_up(self, request: m.AttachExec, call: Incoming) -> tuple[Execution, tuple[Reader, Reader]]:
+        if not self._agent.row(request.sandbox).ended:
+            return await self._agent.live(request.sandbox).attach(request, call)
+        execution = await self._agent.ended_exec(request.sandbox, request.id)
+        return execution, execution.attach(call, places_of(request))
 
     async def _status(self, request: m.NodeStatus, call: Incoming) -> Any:
         return self._agent.node_info()
@@ -189,8 +195,10 @@ class Server:
         await self._agent.live(request.sandbox).running(ExecId(request.id)).resize(size)
 
     async def _execs(self, request: m.ListExecs, call: Incoming) -> Any:
-        self._agent.get(request.sandbox)
-        return await self._agent.recorder.execs(request.sandbox, request.after, request.limit)
+        known = await self._agent.commands(request.sandbox)
+        if not known.whole and not request.partial:
+            raise gone(request.sandbox, "all commands")
+        return await self._agent.recorder.infos(known.execs, request.after, request.limit)
 
     async def _stat(self, request: m.StatFile, call: Incoming) -> Any:
         entry = guest.read_entry(guest.Cursor(await self._operate(request, call)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from barchan.config import DEFAULT_DATA, Layout
+from barchan.config import DEFAULT_DATA, Layout, default_data
 from barchan.errors import InvalidRequest
 
 _MOST_SOCKET = 107
@@ -37,7 +37,7 @@ class Address(NamedTuple):
 def find_address(
     url: str | None, token: str | None, data: str | os.PathLike[str] | None, environ: Mapping[str, str]
 ) -> Address:
-    """An explicit argument first, then BARCHAN_URL and BARCHAN_TOKEN, then the socket of the default data directory.
+    """An explicit argument first, then BARCHAN_URL and BARCHAN_TOKEN, then the socket below BARCHAN_DATA or its default.
 
     Raises `InvalidRequest`.
     """
@@ -51,7 +51,7 @@ def find_address(
     if url is None and data is None:
         url = environ.get("BARCHAN_URL") or None
     if url is None:
-        return _socket(os.fspath(Layout(Path(data or DEFAULT_DATA)).api_socket), token)
+        return _socket(os.fspath(Layout(Path(data or default_data(environ))).api_socket), token)
     if url.startswith("unix:"):
         return _socket(url.removeprefix("unix:").removeprefix("//"), token)
     try:

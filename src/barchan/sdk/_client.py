@@ -47,8 +47,8 @@ class Client:
     """Access to one barchan API: `async with Client() as client`.
 
     Where: `url` (`https://host:port`, `http://host:port`, `unix:/path`), or the socket below the data directory `data`, or
-    $BARCHAN_URL, or the socket of the default data directory. `token`, or $BARCHAN_TOKEN, is needed for all but the socket.
-    `ca` is a file of certificates to trust beside the system's. The environment is read here, once.
+    $BARCHAN_URL, or the socket below $BARCHAN_DATA (by default /var/lib/barchan). `token`, or $BARCHAN_TOKEN, is needed
+    for all but the socket. `ca` is a file of certificates to trust beside the system's. The environment is read here, once.
 
     `timeout`: seconds that a short request may take (`RequestTimeout`). `reconnect`: seconds that a lost connection is dialled
     again before what is under way fails with `ApiUnavailable`. The connection is opened by the first request; when that finds no
@@ -71,6 +71,9 @@ class Client:
                 raise InvalidRequest(f"{field}: {seconds!r} is no number", field=field, hint="seconds")
         self._connection = Connection(address, reconnect=reconnect, tls=None if ca is None else _trusting(ca))
         self._timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"<Client {self._connection.address}{' closed' if self._connection.closed else ''}>"
 
     async def __aenter__(self) -> Self:
         return self

@@ -23,7 +23,14 @@ sleep = asyncio.sleep
 
 def exclusive(cls: type[T]) -> type[T]:
     """What the methods do is not disturbed by other threads, but where they wait. An event loop sees to that anyhow."""
+    if hasattr(cls, "__aenter__"):
+        cls.__enter__, cls.__exit__ = _needs_async, _needs_async  # type: ignore[attr-defined]
     return cls
+
+
+def _needs_async(self: object, *exc: object) -> None:
+    kind = type(self).__name__
+    raise TypeError(f"{kind} needs `async with`; `from barchan.sync import Client` works without")
 
 
 def free(work: Callable[..., T]) -> Callable[..., T]:

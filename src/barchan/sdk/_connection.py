@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
 from random import random
@@ -14,6 +13,7 @@ from barchan.sdk._address import Address
 from barchan.sdk._socket import Socket
 from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
+from barchan.wire.futures import Future
 from barchan.wire.link import Call, Link
 from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
@@ -60,7 +60,7 @@ class Connection:
         self._tls = tls
         self._socket: Socket | None = None
         self._dialling: _compat.Task[Link] | None = None
-        self._posted: set[_compat.Task[Any]] = set()
+        self._posted: set[Future[Any]] = set()
         """Requests that nobody but `close` waits for."""
         self._worked = False
         self.closed = False
@@ -77,9 +77,11 @@ class Connection:
 
     async def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
-        # What the API has not begun when the connection ends it does not begin any more, and an interrupt that came while
-        # something was being sent has ended the connection already: what was posted may have to dial once more.
-        await _compat.ended(self._posted, CLOSE_WAIT)
+        # What the API has not begun when the connection ends it does not begin any more. And what was posted may have to dial
+        # once more: an interrupt while something is being sent costs the connection.
+        until = _compat.monotonic() + CLOSE_WAIT
+        while self._posted and (left := until - _compat.monotonic()) > 0:
+            await _compat.ended(self._posted, left)
         self.closed = True
         if self._socket is not None:
             await self._socket.close()
@@ -127,22 +129,26 @@ class Connection:
         For what may happen twice without harm. `close` waits for it, though not long.
         """
         payload = packed(request)
-        if not self.closed:
-            sent = self._socket.link.call(payload) if self._socket is not None else None
-            _compat.spawn(self._posted, self._see_through, payload, sent)
+        if self._socket is not None and self._socket.link.lost is None:
+            sent = self._socket.link.call(payload).answer
+            self._posted.add(sent)
+            sent.add_done_callback(lambda sent: self._answered(sent, payload))
+        else:
+            self._post_again(payload)
 
-    async def _see_through(self, payload: bytes, sent: Call | None) -> None:
-        async def again(link: Link) -> bytes:
+    def _answered(self, sent: Future[bytes], payload: bytes) -> None:
+        self._posted.discard(sent)
+        if not sent.cancelled() and isinstance(sent.exception(), TRANSIENT):
+            self._post_again(payload)
+
+    def _post_again(self, payload: bytes) -> None:
+        async def attempt(link: Link) -> bytes:
             return await answer(link.call(payload))
 
-        with contextlib.suppress(BarchanError):
-            try:
-                if sent is not None:
-                    await sent.answer
-                    return
-            except TRANSIENT:
-                pass
-            await self.attempts(again)
+        if not self.closed:
+            posting = _compat.spawn(self.tasks, self.attempts, attempt)
+            self._posted.add(posting)
+            posting.add_done_callback(self._posted.discard)
 
     async def _dial(self) -> Link:
         patience = Patience(self.reconnect)

@@ -28,7 +28,9 @@ def unreachable(address: Address, error: Exception) -> BarchanError:
 def refused(address: Address, status: int) -> BarchanError:
     """The answer was no WebSocket."""
     if status in (401, 403):
-        return Unauthenticated(f"{address} refused the token", hint="the token is in DATA/token on its host")
+        hint = "it is in DATA/token on its host: `token=`, `--token-file` of the command, or BARCHAN_TOKEN"
+        said = "refused the token: it is not that server's" if address.token else "asks for a token, and none was given"
+        return Unauthenticated(f"{address} {said}", hint=hint)
     if status in (502, 503, 504):
         return ApiUnavailable(f"{address} answered {status}")
     if status == 400 and address.base.startswith("http://") and not address.unix:
@@ -77,7 +79,7 @@ def _owner(path: str) -> str:
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, (socket.gaierror, UnicodeError)):
         return "no such host name is known"
     if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
         return os.strerror(error.errno).lower()

@@ -176,6 +176,7 @@ class Files:
         """Send a file or a tree; `remote` becomes it. Parents are made; modes, times and links are kept, owners are `user`'s.
 
         FIFOs, sockets and devices are skipped and reported. A `FileFailure` may also be about a local file; its message says so.
+        A file appears when it is whole; those that did before an error stay.
         """
         path, report = local_path(local), cast(list[TransferReport], [])
         target = to_bytes(remote, "remote")
@@ -205,7 +206,8 @@ class Files:
         `ProtocolError`, one that lies behind a link a `FileFailure`. FIFOs, sockets, devices and links that lead out of the
         tree are skipped and reported. More than `max_bytes` or `max_entries` is a `FileFailure`: hard links and sparse
         files cost a sandbox nothing.
-        A `FileFailure` may also be about a local file; its message says so. What was written before an error stays.
+        A `FileFailure` may also be about a local file; its message says so. A file appears when
+        it is whole; those that did before an error stay.
         """
         progress = None if progress is None else _compat.free(progress)
         request, path = GetTree(sandbox=self._sandbox, path=to_bytes(remote, "remote"), user=user), local_path(local)

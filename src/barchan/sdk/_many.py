@@ -6,7 +6,7 @@ from typing import Self
 
 import msgspec
 
-from barchan.errors import BarchanError, from_body
+from barchan.errors import BarchanError, RequestTimeout, from_body
 from barchan.sdk import _compat
 from barchan.sdk._connection import TRANSIENT, Connection
 from barchan.sdk._results import CreateFailure
@@ -15,6 +15,7 @@ from barchan.sdk._values import packed
 from barchan.wire.link import Link
 from barchan.wire.many import Arrivals
 from barchan.wire.messages import CancelMany, Created, CreateMany
+from barchan.wire.transports import CLOSE_WAIT
 
 
 @_compat.exclusive
@@ -50,11 +51,11 @@ class Batch:
 
     async def __aexit__(self, *exc: object) -> None:
         arrivals = self._arrivals
-        if arrivals is None:
+        if arrivals is None or arrivals.complete:
             return
-        if isinstance(arrivals.error, TRANSIENT):
-            self._connection.post(self._cancellation(self._mine))
-        else:
+        try:
+            await self._cancel(CLOSE_WAIT)
+        finally:
             arrivals.abandon()
 
     def __aiter__(self) -> Self:
@@ -73,18 +74,23 @@ class Batch:
 
     async def all(self) -> tuple[Sandbox, ...]:
         """All of them, or none: when one cannot be made, every other is removed and its error is raised."""
-        found = []
-        async for sandbox in self:
-            found.append(sandbox)
-            if self.failures:
-                break
+        found, whole = [], False
+        try:
+            async for sandbox in self:
+                found.append(sandbox)
+                if self.failures:
+                    break
+            whole = not self.failures
+        finally:
+            if not whole:
+                self._mine.clear()
+                await self._cancel(self._timeout)
         if self.failures:
-            await self._connection.request(self._cancellation(set()), retry=True, timeout=self._timeout)
             raise self.failures[0].error
         return tuple(found)
 
     async def _next(self, link: Link) -> Created | None:
-        if self._arrivals is None or self._arrivals.error is not None:
+        if self._arrivals is None or isinstance(self._arrivals.error, TRANSIENT):
             request = msgspec.structs.replace(self._request, done=tuple(sorted(self._done)))
             arrivals = self._arrivals = Arrivals()
             arrivals.follow(link.call(packed(request), arrivals.on_frame))
@@ -94,5 +100,13 @@ class Batch:
         error = from_body(created.error) if created.error is not None else BarchanError("no reason was given")
         self.failures.append(CreateFailure(index=created.index, error=error, queued_ms=created.queued_ms))
 
-    def _cancellation(self, keep: set[int]) -> CancelMany:
-        return CancelMany(key=self.key, count=self._request.count, done=tuple(sorted(keep)))
+    async def _cancel(self, seconds: float | None) -> None:
+        """End it, but for what was given. Waits for the answer: what only was sent may be lost with the connection."""
+        error = self._arrivals.error if self._arrivals is not None else None
+        if error is not None and not isinstance(error, TRANSIENT):
+            return  # it never began, or is another call's now
+        request = CancelMany(key=self.key, count=self._request.count, done=tuple(sorted(self._mine)))
+        try:
+            await self._connection.request(request, retry=True, timeout=seconds)
+        except (*TRANSIENT, RequestTimeout):
+            self._connection.post(request)

@@ -15,7 +15,7 @@ from barchan.sdk._process import Process, begin
 from barchan.sdk._results import CompletedExec
 from barchan.sdk._shell import Shell
 from barchan.sdk._terminal import OUTPUT_LIMIT as TERMINAL_LIMIT
-from barchan.sdk._terminal import TERM, TerminalProcess
+from barchan.sdk._terminal import TerminalProcess
 from barchan.sdk._values import Command, Text, Variables, to_argv, to_bytes, to_env, value_of
 from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, Terminal
 from barchan.usage import SandboxStats
@@ -94,7 +94,7 @@ class Sandbox:
         from another process, answers with the first run's result.
 
         A non-zero exit is a result; `check=True` raises `CommandFailed` instead. Raises `InvalidRequest`, `UserNotFound`,
-        `Conflict` (the id was used for another command).
+        `Conflict` (the id was used for another command), `SandboxLogFull` and `NodeStorageFull` (too much is on record).
         """
         request = value_of(
             Exec,
@@ -192,13 +192,14 @@ class Sandbox:
     ) -> TerminalProcess:
         """Start a command on a terminal of its own and return a handle as soon as it runs. Other arguments and errors as with `run`.
 
-        Its input is the terminal; all its output is what the terminal shows. TERM is `xterm-256color` unless `env` says otherwise.
+        Its input is the terminal; all its output is what the terminal shows. TERM is `xterm-256color` unless `env` or the sandbox's
+        own says otherwise.
         """
         request = value_of(
             Exec,
             argv=to_argv(command),
             cwd=None if cwd is None else to_bytes(cwd, "cwd"),
-            env={**TERM, **to_env(env)},
+            env=to_env(env),
             secrets=to_env(secrets, "secrets"),
             user=user,
             timeout=timeout,
@@ -213,17 +214,21 @@ class Sandbox:
     async def attach(self, id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> Process:
         """A handle on a command that runs or ran, from any client. Output starts at the offsets (bytes).
 
-        Raises `ExecNotFound`.
+        Of a sandbox that has ended, for as long as it is listed: outputs come from the log. Raises `ExecNotFound`, and
+        `RecordGone` for what the log does not hold any more, then or when it is read.
         """
         return await begin(
             self._connection, self.id, id, None, stdout_offset=stdout_offset, stderr_offset=stderr_offset
         )
 
-    async def execs(self) -> tuple[ExecInfo, ...]:
-        """Every command of this sandbox, oldest first."""
+    async def execs(self, *, partial: bool = False) -> tuple[ExecInfo, ...]:
+        """Every command of this sandbox, oldest first, also when it has ended.
+
+        Raises `RecordGone` when the log does not hold all of its record any more; with `partial`, those that it holds.
+        """
         found: list[ExecInfo] = []
         while True:
-            request = ListExecs(sandbox=self.id, after=found[-1].id if found else "")
+            request = ListExecs(sandbox=self.id, after=found[-1].id if found else "", partial=partial)
             page = unpack(await self._ask(request, retry=True), tuple[ExecInfo, ...])
             found += page
             if len(page) < request.limit:

@@ -11,13 +11,15 @@ import errno
 import os
 import stat
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
 from barchan.errors import FileFailure, ProtocolError
+from barchan.sdk._arriving import ArrivingFile, put_link
 from barchan.wire.guest import ITEM_KINDS, KEEP, Cursor, Entry, blob, encode_entry, read_entry
 
 PIECE = 128 << 10
@@ -25,11 +27,14 @@ MAX_PIECE = 1 << 20
 _MAX_NAME = 1 << 16
 _U32 = struct.Struct("<I")
 _FIXED = 36
+_NAMED, _PER_NAME = 1 << 20, 128
+"""Bytes of memory for the names of what was skipped, and what each takes beside its length."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 _RawPath = bytes
+SkipReason = Literal["special", "link_out", "unreadable"]
+"""A FIFO, socket or device; a link that leads out of the tree; what the user may not read."""
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +44,11 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """Regular files."""
     bytes: int
     """Their contents."""
-    skipped: tuple[_RawPath, ...] = ()
-    """FIFOs, sockets and devices, which are not transferred; what the user may not read; in a download, links that lead out
-    of the tree. Paths relative to the tree."""
+    skipped: dict[_RawPath, SkipReason] = {}
+    """What was not transferred, by path relative to the tree: `special` FIFOs, sockets and devices; in a download,
+    `link_out` links that lead out of the tree, and what is `unreadable` for the user. The first of them, up to 1 MiB of paths."""
+    skipped_more: dict[SkipReason, int] = {}
+    """How many were not transferred beyond those."""
 
 
 def pack_tree(root: Path, report: list[TransferReport]) -> Iterator[bytes]:
@@ -62,10 +69,19 @@ class _Counter:
     def __init__(self) -> None:
         self.files = 0
         self.size = 0
-        self.skipped: list[bytes] = []
+        self._skipped: dict[bytes, SkipReason] = {}
+        self._skipped_more: dict[SkipReason, int] = {}
+        self._room = _NAMED
+
+    def skip(self, path: bytes, why: SkipReason) -> None:
+        self._room -= len(path) + _PER_NAME
+        if self._room >= 0:
+            self._skipped[path] = why
+        else:
+            self._skipped_more[why] = self._skipped_more.get(why, 0) + 1
 
     def report(self) -> TransferReport:
-        return TransferReport(files=self.files, bytes=self.size, skipped=tuple(self.skipped))
+        return TransferReport(files=self.files, bytes=self.size, skipped=self._skipped, skipped_more=self._skipped_more)
 
 
 _KINDS = {
@@ -100,7 +116,7 @@ def _pack(root: Path, path: bytes, counter: _Counter) -> Iterator[bytes]:
         for name in sorted(os.listdir(local)):
             yield from _pack(root, os.path.join(path, name), counter)
     else:
-        counter.skipped.append(path)
+        counter.skip(path, "special")
 
 
 def _pack_file(local: Path, entry: Entry, counter: _Counter) -> Iterator[bytes]:
@@ -187,11 +203,35 @@ def leads_out(parts: list[bytes], target: bytes) -> bool:
     return ups >= len(parts) or b".." in steps[ups:]
 
 
+class _Around:
+    """The directories around the item that is being written: all that must be remembered of a tree in which what a directory
+    holds follows it. Pure; one path, and a few numbers for each directory in it."""
+
+    def __init__(self) -> None:
+        self._path: list[bytes] = []
+        self._levels: list[tuple[int, int, int]] = []
+        """Of each directory, how many parts of the path lead to it, its mode and its time."""
+
+    def enter(self, parts: list[bytes], mode: int, mtime_ns: int) -> None:
+        self._path = parts
+        self._levels.append((len(parts), mode, mtime_ns))
+
+    def left_by(self, parts: list[bytes] | None) -> Iterator[tuple[list[bytes], int, int]]:
+        """Path, mode and time of those that an item does not lie in, deepest first. None: of all."""
+        while self._levels:
+            length, mode, mtime_ns = self._levels[-1]
+            path = self._path[:length]
+            if parts is not None and len(parts) > length and parts[:length] == path:
+                return
+            self._levels.pop()
+            yield path, mode, mtime_ns
+
+
 class TreeWriter:
     """Writes items below `root`. A context manager; its use is one thread at a time.
 
     Modes (without set-id bits) and times are kept, owners are the caller's. Existing files are replaced, links among them;
-    existing directories are used. Raises `ProtocolError`, `FileFailure` and, for local trouble such as a full disk, `OSError`.
+    existing directories are used. A file appears when it is whole; one that is not by the end of the block never does. Raises `ProtocolError`, `FileFailure` and, for local trouble such as a full disk, `OSError`.
     """
 
     def __init__(self, root: Path, max_bytes: int, max_entries: int) -> None:
@@ -200,85 +240,89 @@ class TreeWriter:
         self._entries_left = max_entries
         self._reader = TreeReader()
         self._counter = _Counter()
-        self._directories: list[Entry] = []
-        self._file: tuple[int, Entry] | None = None
+        self._around = _Around()
+        self._file: tuple[ArrivingFile, Entry] | None = None
+        self._feeding = threading.Lock()
+        self._left = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            os.close(self._file[0])
-            self._file = None
+        # A cancelled caller does not wait for the thread that feeds: that one stops before its next item.
+        self._left = True
+        with self._feeding:
+            if self._file is not None:
+                self._file[0].drop()
+                self._file = None
 
     def feed(self, data: bytes) -> int:
         """Returns how many bytes of contents were written so far."""
-        for item in self._reader.feed(data):
-            if isinstance(item, bytes):
-                self._piece(item)
-            else:
-                self._item(item)
+        with self._feeding:
+            for item in self._reader.feed(data):
+                if self._left:
+                    break
+                if isinstance(item, bytes):
+                    self._piece(item)
+                else:
+                    self._item(item)
         return self._counter.size
 
     def finish(self) -> TransferReport:
-        """Directories' modes and times last, deepest first: writing into them changes both."""
         self._reader.end()
-        for entry in reversed(self._directories):
-            with self._opened(parts_of(entry.path)) as fd:
-                os.fchmod(fd, entry.mode & 0o777)
-                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        self._settle(None)
         return self._counter.report()
+
+    def _settle(self, parts: list[bytes] | None) -> None:
+        """Give the directories that an item does not lie in their modes and times: writing into them changes both."""
+        for path, mode, mtime_ns in self._around.left_by(parts):
+            with self._opened(path) as fd:
+                os.fchmod(fd, mode & 0o777)
+                os.utime(fd, ns=(mtime_ns, mtime_ns))
 
     def _item(self, entry: Entry) -> None:
         parts = parts_of(entry.path)
         self._entries_left -= 1
         if self._entries_left < 0:
             raise FileFailure("the tree has more entries than max_entries allows", field="max_entries")
+        self._settle(parts)
         if entry.kind == "d":
             self._directory(parts, entry)
         elif entry.kind == "f":
             with self._parent(parts) as (fd, name):
-                self._file = (_fresh(fd, name), entry)
+                self._file = (ArrivingFile(fd, name), entry)
             self._counter.files += 1
         elif entry.kind == "l":
             if b"\0" in entry.target:
                 raise ProtocolError("the sandbox sent a link with a NUL byte")
             if leads_out(parts, entry.target):
-                self._counter.skipped.append(entry.path)
+                self._counter.skip(entry.path, "link_out")
                 return
             with self._parent(parts) as (fd, name):
-                _remove(fd, name)
-                os.symlink(entry.target, name, dir_fd=fd)
-                os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=fd, follow_symlinks=False)
+                put_link(fd, name, entry.target, entry.mtime_ns)
         else:
-            self._counter.skipped.append(entry.path)
+            self._counter.skip(entry.path, "unreadable" if entry.kind == "x" else "special")
 
     def _piece(self, piece: bytes) -> None:
         assert self._file is not None
-        fd, entry = self._file
+        file, entry = self._file
         if self._counter.size + len(piece) > self._max_bytes:
             raise FileFailure("the tree holds more bytes than max_bytes allows", field="max_bytes")
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(fd, view) :]
+        file.write(piece)
         self._counter.size += len(piece)
         if not piece:
+            file.finish(entry.mode & 0o777, entry.mtime_ns)
             self._file = None
-            try:
-                os.fchmod(fd, entry.mode & 0o777)
-                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-            finally:
-                os.close(fd)
 
     def _directory(self, parts: list[bytes], entry: Entry) -> None:
-        self._directories.append(entry)
-        if not parts:
+        if parts:
+            with self._parent(parts) as (fd, name), contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=fd)
+            with self._opened(parts):
+                pass  # it is one, and no link
+        else:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return
-        with self._parent(parts) as (fd, name), contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=fd)
-        with self._opened(parts):
-            pass  # it is one, and no link
+        self._around.enter(parts, entry.mode, entry.mtime_ns)
 
     @contextlib.contextmanager
     def _parent(self, parts: list[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -319,14 +363,3 @@ def _enter(fd: int, part: bytes, parts: list[bytes]) -> int:
             f"{path!r} does not lie in a directory of the target: {os.fsdecode(part)!r} is missing or no directory",
             hint="nothing was written through it",
         ) from error
-
-
-def _remove(fd: int, name: bytes) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=fd)
-
-
-def _fresh(fd: int, name: bytes) -> int:
-    """A new file in place of what had the name, so that neither a link nor another's open file is written."""
-    _remove(fd, name)
-    return os.open(name, _CREATE, 0o600, dir_fd=fd)

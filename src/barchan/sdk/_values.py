@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from barchan.errors import InvalidRequest
-from barchan.wire.messages import Request, field_of, pack_call
+from barchan.wire.fields import field_of
+from barchan.wire.messages import Request, pack_call
 
 T = TypeVar("T")
 Text = str | bytes
@@ -32,11 +34,44 @@ def _converted(kind: type[T], fields: dict[str, Any]) -> T:
         msgspec.msgpack.encode(value)
     except msgspec.ValidationError as error:
         field = field_of(error).partition("[")[0]
-        text = str(error).partition(" - at ")[0]
-        raise InvalidRequest(f"{field}: {text}", field=field, hint=f"see {kind.__name__}") from error
+        text, choices = in_words(str(error)), choices_of(kind, field)
+        hint = f"one of {', '.join(map(repr, choices))}" if choices else f"see {kind.__name__}"
+        raise InvalidRequest(f"{field}: {text}", field=field, hint=hint) from error
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"{kind.__name__}: {error}", hint="text must be UTF-8, numbers at most 64 bits") from error
     return value
+
+
+_WORDS = {"array": "list", "object": "dict", "null": "None"}
+_MISMATCH = re.compile(r"Expected `(.+)`, got `(.+)`")
+
+
+def in_words(text: str) -> str:
+    """What msgspec says of a wrong type, in Python's words: `expected a str or None, got int`."""
+    text, _, place = text.partition(" - at ")
+    inside = "one of its items: " if "[" in place else ""
+    if (found := _MISMATCH.fullmatch(text)) is None:
+        return inside + text[:1].lower() + text[1:]
+    expected, got = ([_WORDS.get(name, name) for name in side.split(" | ")] for side in found.groups())
+    return f"{inside}expected {' or '.join(expected)}, got {' or '.join(got)}"
+
+
+def choices_of(kind: Any, path: str) -> tuple[str, ...]:
+    """The texts that a field may be, if there are only some; `path` leads to it through structs."""
+    for name in path.split("."):
+        structs = [one for one in _parts(kind) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+        hints = get_type_hints(structs[0]) if structs else {}
+        if name not in hints:
+            return ()
+        kind = hints[name]
+    return tuple(text for one in _parts(kind) if get_origin(one) is Literal for text in get_args(one))
+
+
+def _parts(hint: Any) -> list[Any]:
+    """The annotation, and what it is made of."""
+    if get_origin(hint) is Literal:
+        return [hint]
+    return [hint, *(part for inner in get_args(hint) for part in _parts(inner))]
 
 
 def _plain(value: Any) -> Any:

@@ -7,13 +7,16 @@ when the group of records they stand for could not be written. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from barchan.errors import LogCorrupt
 from barchan.trajectory.record import OPERATION, ExecBegun, Input, InputEnd, Kind, Output, Position, Record
+
+RECORD = 128
+"""Bytes that a record takes beside its data."""
 
 
 class ExecState(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +51,8 @@ class SandboxState(msgspec.Struct, frozen=True):
     last_seq: int = 0
     newest: Position | None = None
     stopped: bool = False
+    size: int = 0
+    """Bytes that its records take in the log, about: its input and output, and `RECORD` for each."""
 
 
 Change = tuple[str, ExecState]
@@ -105,7 +110,8 @@ class Index:
             )
         self._old_sandboxes.setdefault(name, state)
         newest = state.newest if record.kind in OPERATION else position
-        self.sandboxes[name] = SandboxState(record.seq, newest, state.stopped or record.kind == Kind.STOP)
+        size = state.size + _size(record)
+        self.sandboxes[name] = SandboxState(record.seq, newest, state.stopped or record.kind == Kind.STOP, size)
         self._apply_operation(position, record)
 
     def add(self, sandbox: str) -> None:
@@ -159,6 +165,11 @@ def _restore(table: dict[K, V], key: K, old: V | None) -> None:
         table[key] = old
 
 
+def _size(record: Record) -> int:
+    body = record.body
+    return RECORD + len(body.data) if isinstance(body, Output | Input) else RECORD
+
+
 def _advanced(old: ExecState, position: Position, record: Record) -> ExecState:
     match record.body:
         case Output(stream=1, offset=offset, data=data):
@@ -171,3 +182,27 @@ def _advanced(old: ExecState, position: Position, record: Record) -> ExecState:
             return msgspec.structs.replace(old, newest=position, stdin_ended=True)
         case _:
             return msgspec.structs.replace(old, newest=position, ended=record.kind == Kind.EXEC_END)
+
+
+class Rebuilt(NamedTuple):
+    """Commands of one sandbox whose begin is kept. `whole`: and so is everything else of it."""
+
+    execs: dict[str, ExecState]
+    whole: bool
+    segments: frozenset[int]
+    """That hold its records."""
+
+
+def rebuild(sandbox: str, records: Iterable[tuple[Position, Record]]) -> Rebuilt:
+    """From the records of a sandbox that are kept, up to its stop."""
+    index, whole, segments = Index([sandbox]), True, set()
+    for position, record in records:
+        if record.seq != index.sandboxes[sandbox].last_seq + 1:
+            whole = False
+            index.sandboxes[sandbox] = msgspec.structs.replace(index.sandboxes[sandbox], last_seq=record.seq - 1)
+        index.apply(position, record)
+        index.begin()  # nothing is undone
+        segments.add(position.segment)
+        if record.kind == Kind.STOP:
+            break
+    return Rebuilt(index.execs[sandbox], whole and index.sandboxes[sandbox].stopped, frozenset(segments))

@@ -17,22 +17,17 @@ from typing import Self
 
 import msgspec
 
-from barchan.errors import InternalError, LogCorrupt, NodeStorageFull
+from barchan.errors import InternalError, LogCorrupt, NodeStorageFull, RecordGone
 from barchan.trajectory.members import Members
 from barchan.trajectory.record import (
-    ENTRY,
     HEAD_SIZE,
     Place,
     Position,
     Record,
     SegmentHead,
-    decode,
-    decode_head,
     encode,
-    entry_length,
-    entry_sound,
-    newest_sync_mark,
 )
+from barchan.trajectory.segment import SegmentReader
 
 _BEGINNING = Position(0, 0)
 _LARGE = 1 << 16
@@ -47,6 +42,8 @@ class Segment(msgspec.Struct):
     salt: int
     size: int
     sandboxes: Members = msgspec.field(default_factory=Members)
+    known: bool = True
+    """False: not read, so that `sandboxes` says nothing."""
 
 
 class Log:
@@ -267,11 +264,11 @@ class Log:
             os.close(fd)
 
     def _load(self, number: int, last: bool, visit: Visit | None, since: float) -> None:
-        reader = _SegmentReader(self.path(number), number)
+        reader = SegmentReader(self.path(number), number)
         segment = Segment(number, reader.head.salt, HEAD_SIZE)
         with reader:
             if not last and self.path(number).stat().st_mtime < since:
-                segment.size = reader.size
+                segment.size, segment.known = reader.size, False
                 self._segments[number] = segment
                 return
             for offset, record in reader.records(HEAD_SIZE, reader.size, torn=last):
@@ -286,95 +283,57 @@ class Log:
     # --- reading
 
     def read(self, position: Position) -> Record:
-        """The record at a position that `stage` or a record's `previous` gave. `LogCorrupt` if there is none."""
+        """The record at a position that `stage` or a record's `previous` gave.
+
+        `RecordGone` when retention removed its segment, `LogCorrupt` if there is none.
+        """
         segment = self._segments.get(position.segment)
         if segment is None:
-            raise LogCorrupt(f"segment {position.segment} is not kept any more")
-        with _SegmentReader(self.path(position.segment), position.segment) as reader:
+            raise RecordGone(f"segment {position.segment} is not kept any more")
+        with SegmentReader(self.path(position.segment), position.segment) as reader:
             for _, record in reader.records(position.offset, reader.size, torn=False):
                 return record
         raise LogCorrupt(f"no record at {position.segment}:{position.offset}")
 
-    def scan(self, start: Position = _BEGINNING, *, sandbox: str | None = None) -> Iterator[tuple[Position, Record]]:
-        """Records from `start` on, as far as they were written when their segment is reached, in order.
-
-        With `sandbox`, segments without a record of it are passed over; records of others are not.
-        """
+    def scan(self, start: Position = _BEGINNING) -> Iterator[tuple[Position, Record]]:
+        """Records from `start` on, as far as they were written when their segment is reached, in order."""
         for segment in self.segments():
-            if segment.number < start.segment or (sandbox is not None and sandbox not in segment.sandboxes):
+            if segment.number < start.segment:
                 continue
             first = max(HEAD_SIZE, start.offset if segment.number == start.segment else 0)
-            with _SegmentReader(self.path(segment.number), segment.number) as reader:
+            with SegmentReader(self.path(segment.number), segment.number) as reader:
                 for offset, record in reader.records(first, segment.size, torn=False):
                     yield Position(segment.number, offset), record
 
+    def scan_of(self, sandbox: str, since: float = 0.0) -> Iterator[tuple[Position, Record]]:
+        """Records of one sandbox that are still kept, in order. Searches whole segments: those that hold some.
 
-class _SegmentReader:
-    """Reads entries of one file by ordinary reads: a mapping would turn a disk error into a signal."""
-
-    def __init__(self, path: Path, number: int) -> None:
-        self._path = path
-        try:
-            self._file = path.open("rb", buffering=1 << 16)
-        except FileNotFoundError as error:
-            raise LogCorrupt(f"{path.name} is not kept any more") from error
-        self.size = os.fstat(self._file.fileno()).st_size
-        self.at = HEAD_SIZE
-        try:
-            self.head = decode_head(self._file.read(HEAD_SIZE))
-            if self.head.number != number:
-                raise LogCorrupt(f"segment says it is number {self.head.number}")
-        except LogCorrupt as error:
-            self._file.close()
-            raise self._corrupt(0, error.message) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def records(self, start: int, end: int, *, torn: bool) -> Iterator[tuple[int, Record]]:
-        """Whole records between two offsets; `at` is where the next would begin.
-
-        A bad entry is `LogCorrupt`, except, with `torn`, when nothing shows that it had ever been synced.
+        Of those passed over by `open` it reads the ones last written at `since` (Unix seconds) or later, each of them once for
+        all: afterwards it is known whose records it holds.
         """
-        self.at = start
-        self._file.seek(start)
-        while self.at < end:
-            payload = self._entry(end)
-            if payload is None:
-                if torn and not self._was_synced():
-                    return
-                raise self._corrupt(self.at, "entry is damaged")
+        for segment in self.segments():
+            path = self.path(segment.number)
             try:
-                record = decode(payload)
-            except LogCorrupt as error:
-                raise self._corrupt(self.at, error.message) from error
-            offset, self.at = self.at, self.at + ENTRY.size + len(payload)
-            yield offset, record
+                if sandbox not in segment.sandboxes if segment.known else path.stat().st_mtime < since:
+                    continue
+                with SegmentReader(path, segment.number) as reader:
+                    for offset, record in _records_of(sandbox, segment, reader):
+                        yield Position(segment.number, offset), record
+            except (RecordGone, FileNotFoundError):
+                continue  # removed meanwhile
 
-    def _entry(self, end: int) -> bytes | None:
-        head = self._file.read(ENTRY.size)
-        if len(head) < ENTRY.size:
-            return None
-        place = Place(self.head.salt, self.at)
-        length = entry_length(head, place)
-        if length is None or length > end - self.at - ENTRY.size:
-            return None
-        payload = self._file.read(length)
-        return payload if len(payload) == length and entry_sound(head, payload, place) else None
+    def keeps(self, number: int) -> bool:
+        """Whether a segment is there."""
+        return number in self._segments
 
-    def _was_synced(self) -> bool:
-        """Whether a later entry states that the place where reading stopped had been on disk before."""
-        self._file.seek(self.at)
-        return newest_sync_mark(self._file.read(), Place(self.head.salt, self.at)) > self.at
 
-    def _corrupt(self, offset: int, why: str) -> LogCorrupt:
-        return LogCorrupt(
-            f"{self._path.name} at {offset}: {why}",
-            hint="move the segment elsewhere to start without its records, or restore it from its shipped copy",
-        )
+def _records_of(sandbox: str, segment: Segment, reader: SegmentReader) -> Iterator[tuple[int, Record]]:
+    if segment.known:
+        yield from reader.search(sandbox, segment.size)
+        return
+    seen: set[str] = set()
+    yield from reader.records_of(sandbox, segment.size, seen)
+    segment.sandboxes, segment.known = Members.sealed(seen), True
 
 
 def _write_all(fd: int, parts: Sequence[bytes | memoryview], offset: int) -> None:

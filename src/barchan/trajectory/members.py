@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Self
 
 
 class Members:
@@ -12,6 +14,12 @@ class Members:
     def __init__(self) -> None:
         self._open: set[int] = set()
         self._sealed = array("q")
+
+    @classmethod
+    def sealed(cls, names: Iterable[str]) -> Self:
+        made = cls()
+        made._sealed = array("q", sorted({hash(name) for name in names}))
+        return made
 
     def add(self, name: str) -> None:
         self._open.add(hash(name))

@@ -227,6 +227,10 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True):
     body: msgspec.Raw
 
 
+class _Owner(msgspec.Struct, frozen=True, array_like=True):
+    sandbox: str
+
+
 class SegmentHead(NamedTuple):
     number: int
     salt: int
@@ -239,6 +243,7 @@ class SegmentHead(NamedTuple):
 
 _encoder = msgspec.msgpack.Encoder()
 _wire = msgspec.msgpack.Decoder(_Wire)
+_owner = msgspec.msgpack.Decoder(_Owner)
 _bodies = {kind: msgspec.msgpack.Decoder(body) for kind, body in BODIES.items()}
 
 
@@ -311,6 +316,19 @@ def decode(payload: bytes) -> Record:
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise LogCorrupt(f"entry is not a record: {error}") from error
     return Record(wire.sandbox, wire.seq, wire.kind, wire.key, wire.time_ns, body, wire.previous)
+
+
+def beginning(sandbox: str) -> bytes:
+    """What every payload of a sandbox begins with."""
+    return bytes((0x90 | len(_Wire.__struct_fields__),)) + _encoder.encode(sandbox)
+
+
+def owner(payload: bytes) -> str:
+    """The sandbox of a record, without the rest of it. As `decode`."""
+    try:
+        return _owner.decode(payload).sandbox
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise LogCorrupt(f"entry is not a record: {error}") from error
 
 
 _MAYBE_HEAD = re.compile(rb"(?=..[\x00-\x20]\x00.{12})", re.DOTALL)

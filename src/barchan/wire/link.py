@@ -131,6 +131,7 @@ class Incoming(_Side):
         super().__init__(link, id_)
         self.payload = payload
         self.task: Task[None] | None = None
+        self.abandoned = False
         self._early: list[Frame] = []
         self._on_frame: FrameSink | None = None
 
@@ -147,8 +148,8 @@ class Incoming(_Side):
 
     @property
     def link_lost(self) -> bool:
-        """Whether the connection broke, as opposed to the caller giving up."""
-        return self._link.lost is not None
+        """Whether the connection broke, as opposed to the caller giving up, maybe just before it hung up."""
+        return self._link.lost is not None and not self.abandoned
 
     def event(self, value: object) -> None:
         self.send_frame(FrameType.EVENT, pack(value))
@@ -285,8 +286,10 @@ class Link:
 
     def _abandoned(self, id_: int) -> None:
         incoming = self._incoming.pop(id_, None)
-        if incoming is not None and incoming.task is not None:
-            incoming.task.cancel()
+        if incoming is not None:
+            incoming.abandoned = True
+            if incoming.task is not None:
+                incoming.task.cancel()
 
 
 def _fitting(type_: int, payload: bytes) -> tuple[int, bytes]:

@@ -30,6 +30,11 @@ class Arrivals:
         answer = self._opened.answer
         return answer.exception() if answer.done() and not answer.cancelled() else None
 
+    @property
+    def complete(self) -> bool:
+        """Whether the other side knows that everything was taken."""
+        return self._opened.answer.done() and not self._opened.answer.cancelled() and self.error is None
+
     def on_frame(self, frame: Frame) -> None:
         if frame.type != FrameType.EVENT:
             return

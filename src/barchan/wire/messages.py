@@ -7,6 +7,7 @@ are strict: unknown fields are refused. Streams of a call (DATA, EOF, CREDIT fra
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ from barchan.spec import (
     Terminal,
 )
 from barchan.usage import SandboxStats
+from barchan.wire.fields import field_of
 from barchan.wire.frames import Payload
 
 T = TypeVar("T")
@@ -201,8 +203,7 @@ class RenewSandbox(OfSandbox, frozen=True, kw_only=True):
 class StartExec(OfSandbox, frozen=True, kw_only=True):
     """Run a command, or take up one with the same id and request that already runs or ran.
 
-    EVENT `ExecStarted` once it runs; streams 0 (if `exec.stdin`), 1, 2; REPLY after both outputs. An output's end is told by EOF
-    or, when it comes together with the command's, by the REPLY.
+    EVENT `ExecStarted` once it runs; streams 0 (if `exec.stdin`), 1, 2; REPLY after both outputs, which tells ends that no EOF told.
     """
 
     op = "exec.start"
@@ -263,12 +264,13 @@ class ResizeExec(OfSandbox, frozen=True, kw_only=True):
 
 
 class ListExecs(OfSandbox, frozen=True, kw_only=True):
-    """In the order in which they began; of long arguments the beginning."""
+    """In the order in which they began; of long arguments the beginning. `partial`: also when not all are in the log any more."""
 
     op = "exec.list"
     answer = tuple[ExecInfo, ...]
     after: str = ""
     limit: int = PAGE
+    partial: bool = False
 
 
 class ListProcesses(OfSandbox, frozen=True, kw_only=True):
@@ -355,7 +357,7 @@ def _leaves(cls: type[Request]) -> list[type[Request]]:
 REQUESTS: dict[str, type[Request]] = {cls.op: cls for cls in _leaves(Request)}
 _encoder = msgspec.msgpack.Encoder()
 _call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
-_decoders = {op: msgspec.msgpack.Decoder(cls) for op, cls in REQUESTS.items()}
+_decoder = functools.cache(msgspec.msgpack.Decoder)  # a client reads no requests, and needs none
 
 
 def pack(value: Any) -> bytes:
@@ -378,24 +380,13 @@ def unpack_call(data: Payload) -> Request:
     """The request in a CALL frame. Raises `InvalidRequest` naming what does not fit."""
     try:
         op, raw = _call.decode(data)
-        decoder = _decoders.get(op)
-        if decoder is None:
+        if (cls := REQUESTS.get(op)) is None:
             raise InvalidRequest(f"unknown operation {op!r}", field="op")
-        return decoder.decode(raw)
+        request: Request = _decoder(cls).decode(raw)
+        return request
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), field=field_of(error)) from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"not msgpack: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("nested too deeply") from error
-
-
-def field_of(error: msgspec.ValidationError) -> str:
-    """The field that msgspec complains of: the `$.a.b` path, with the name of one that is unknown or missing."""
-    text = str(error)
-    _, _, path = text.partition("at `$")
-    name = path.split("`")[0].lstrip(".")
-    if "unknown field" in text or "missing required field" in text:
-        last = text.split("`")[1]
-        return f"{name}.{last}" if name else last
-    return name

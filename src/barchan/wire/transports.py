@@ -1,4 +1,4 @@
-"""What carries a link: a stream socket (`LinkProtocol`), or a WebSocket that aiohttp has opened (`WebSocketLink`)."""
+"""What carries a link: a stream socket (`LinkProtocol`), or an open WebSocket (`WebSocketLink`)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ class LinkProtocol(asyncio.BufferedProtocol):
 
 
 class WebSocketLink:
-    """A link on an open WebSocket, either end. aiohttp hands it what arrives, as it does to a parser of its own.
+    """A link on an open WebSocket, either end. A server's aiohttp hands it what arrives, as to a parser of its own, and so does
+    the client's protocol.
 
     `lost` is the error that calls in flight fail with when the connection goes; `closed` is set after that.
     """
@@ -163,7 +164,7 @@ class WebSocketLink:
         self._timer = self._loop.call_later(SILENCE, self._tick)
         self.closed = asyncio.Event()
 
-    # --- what aiohttp calls
+    # --- what arrives
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Whether the connection is of no further use, and nothing left over."""

@@ -126,6 +126,9 @@ def test_how_to_start_a_server_is_said_only_for_this_host() -> None:
     assert find_address(None, None, None, {}).start == "barchan up"
     assert find_address(None, None, "/a b", {}).start == "barchan up --data '/a b'"
     assert find_address("unix:/d/run/api.sock", None, None, {}).start == "barchan up --data /d"
+    assert find_address(None, None, None, {"BARCHAN_DATA": "/d e"}).start == "barchan up --data '/d e'"
+    assert find_address(None, None, "/a", {"BARCHAN_DATA": "/d"}).start == "barchan up --data /a"
+    assert find_address(None, None, None, {"BARCHAN_DATA": "/d", "BARCHAN_URL": "unix:/s"}).unix == "/s"
     for url in ("unix:/s", "unix:/tmp/api.sock", "http://h:1", "https://h"):
         assert find_address(url, None, None, {}).start == ""
 
@@ -137,8 +140,9 @@ def test_nobody_listens_elsewhere() -> None:
         error = failure(Client(f"{scheme}://127.0.0.1:{port}"))
         assert type(error) is ApiUnavailable and "connection refused" in error.message
         assert "barchan up" not in error.hint
-    error = failure(Client("http://nowhere.invalid:1"))
-    assert type(error) is ApiUnavailable and "host name" in error.message
+    for host in ("nowhere.invalid", "nirgendwö.invalid", "a" * 64 + ".invalid"):
+        error = failure(Client(f"http://{host}:1"))
+        assert type(error) is ApiUnavailable and "host name" in error.message
 
 
 def test_a_socket_without_permission(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +200,8 @@ def test_a_token_may_come_with_its_line_end() -> None:
 def test_over_tcp(place: Site, node: FakeNode) -> None:
     with Client(place.url, TOKEN) as client:
         assert client.create("debian-12").run("echo hi").text == "hi\n"
-    for token in ("", "wrong-token-012345"):
-        with Client(place.url, token) as client, pytest.raises(Unauthenticated):
+    for token, said in (("", "none was given"), ("wrong-token-012345", "refused the token")):
+        with Client(place.url, token) as client, pytest.raises(Unauthenticated, match=said):
             client.list()
 
 
@@ -280,6 +284,42 @@ def test_a_refusal_is_not_retried_behind_the_callers_back(client: Client, node: 
         client.create("debian-12")
     assert caught.value.retry
     assert sum(isinstance(call, m.CreateSandbox) for call in node.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"limits": Limits(memory="1g")}, "limits.memory: expected int, got str (see SandboxSpec)"),  # type: ignore[arg-type]
+        ({"labels": ["a"]}, "labels: expected dict, got list (see SandboxSpec)"),
+        (
+            {"backend": "docker"},
+            "backend: invalid enum value 'docker' (one of 'container', 'function', 'microvm', 'vm')",
+        ),
+        ({"user": None, "hostname": 5}, "hostname: expected str, got int (see SandboxSpec)"),
+    ],
+)
+def test_wrong_types_are_said_in_plain_words(tmp_path: Path, options: Any, text: str) -> None:
+    with Client(data=tmp_path) as client:
+        with pytest.raises(InvalidRequest) as caught:
+            client.create("debian-12", **options)
+        said = str(caught.value)
+        head, _, choices = said.partition("(one of ")
+        assert said == text or f"{head}(one of {', '.join(sorted(choices.rstrip(')').split(', ')))})" == text
+        with pytest.raises(
+            InvalidRequest, match="one of its items: invalid enum value 'dead' .one of 'creating', 'ready'"
+        ):
+            client.list(states=["dead"])  # type: ignore[list-item]
+
+
+def test_what_is_printed_of_them(client: Client, sandbox: Sandbox) -> None:
+    process = sandbox.start("sleep", id="p")
+    assert repr(process) == f"<Process p in {sandbox.id} running>"
+    process.cancel()
+    process.wait()
+    assert repr(process) == f"<Process p in {sandbox.id} ended>"
+    assert repr(client).startswith("<Client unix:/") and "closed" not in repr(client)
+    client.close()
+    assert repr(client).endswith(" closed>")
 
 
 def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
@@ -474,6 +514,32 @@ def test_cancelling_just_before_the_client_closes_still_arrives(place: Site, nod
             running.wait()
     with within(5):
         node.wait_for(m.CancelExec)
+
+
+def test_cancelling_just_after_the_connection_was_lost_still_arrives(place: Site, node: FakeNode) -> None:
+    with place.client() as client:
+        sandbox = client.create("debian-12")
+        running = beside(sandbox.run, "sleep", id="s")
+        node.wait_for(m.StartExec)
+        cut(client)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            running.wait()
+    with within(5):
+        assert finished(node, sandbox.id, "s").outcome == "cancelled"
+
+
+def test_a_cancel_that_was_lost_on_its_way_is_sent_again(place: Site, node: FakeNode) -> None:
+    fail(node, "exec_cancel", faults.loses_the_link, times=1)
+    with place.client() as client:
+        sandbox = client.create("debian-12")
+        running = beside(sandbox.run, "sleep", id="s")
+        node.wait_for(m.StartExec)
+        running.cancel()
+        with pytest.raises(Cancelled):
+            running.wait()
+    with within(5):
+        assert finished(node, sandbox.id, "s").outcome == "cancelled"
 
 
 # process handles
@@ -879,7 +945,7 @@ def test_a_tree_there_and_back(sandbox: Sandbox, node: FakeNode, tmp_path: Path)
     assert seen[-1][1] == 1_000_010 <= seen[-1][0], "names and lengths count, too"
     down = sandbox.files.download("/t", target, progress=lambda done, total: seen.append((done, total)))
     assert (up.files, up.bytes, sorted(up.skipped)) == (3, 1_000_010, [b"fifo", b"sock"])
-    assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, (b"dangling",)), "a link that leads out"
+    assert (down.files, down.bytes, down.skipped) == (3, 1_000_010, {b"dangling": "link_out"})
     assert snapshot(target) == {k: v for k, v in snapshot(source).items() if k not in ("fifo", "sock", "dangling")}
     assert seen[-1] == (1_000_010, None), "how large a tree is nobody knows before"
 
@@ -972,11 +1038,27 @@ def test_a_full_local_disk(sandbox: Sandbox, node: FakeNode, tmp_path: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     node.trees[b"/t"] = ROOT + item(b"f")
-    monkeypatch.setattr("barchan.sdk._tree.os.write", full)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "f").write_text("mine")
+    monkeypatch.setattr("barchan.sdk._arriving.os.write", full)
     with pytest.raises(FileFailure, match=f"local file {tmp_path}/t: no space left") as caught:
         sandbox.files.download("/t", tmp_path / "t")
     monkeypatch.undo()
+    assert os.listdir(tmp_path / "t") == ["f"] and (tmp_path / "t" / "f").read_text() == "mine"
     assert "not in the sandbox" in caught.value.hint
+
+
+@pytest.mark.parametrize("what", ["/file", "/tree"])
+def test_a_download_that_ends_early_leaves_the_old_file(
+    sandbox: Sandbox, node: FakeNode, tmp_path: Path, what: str
+) -> None:
+    node.trees[b"/file"], node.trees[b"/tree"] = item(b"")[:-3], ROOT + item(b"f")[:-3]
+    old = tmp_path / "to" / "f"
+    old.parent.mkdir()
+    old.write_text("mine")
+    with pytest.raises(ProtocolError):
+        sandbox.files.download(what, old if what == "/file" else old.parent)
+    assert old.read_text() == "mine" and os.listdir(old.parent) == [old.name]
 
 
 def item(path: bytes, kind: str = "f", content: bytes = b"evil", target: bytes = b"", mode: int = 0o644) -> bytes:
@@ -1033,7 +1115,7 @@ def test_a_link_that_leads_out_is_skipped_and_reported(sandbox: Sandbox, node: F
     link = item(b"out", "l", target=os.fsencode(outside))
     node.trees[b"/t"] = ROOT + link + item(b"out", "d", mode=0o755) + item(b"out/f") + item(b"in", "l", target=b"out/f")
     report = sandbox.files.download("/t", tmp_path / "target")
-    assert report.skipped == (b"out",)
+    assert report.skipped == {b"out": "link_out"}
     assert (tmp_path / "target" / "out" / "f").read_text() == "evil", "a directory of the tree by now"
     assert os.readlink(tmp_path / "target" / "in") == "out/f"
     assert not list(outside.iterdir())
@@ -1065,10 +1147,21 @@ def test_links_in_the_target_are_replaced_not_followed(sandbox: Sandbox, node: F
     assert stat.S_IMODE((target / "g").stat().st_mode) == 0o755, "set-id bits are not taken over"
 
 
+def test_of_many_that_are_skipped_the_first_are_named(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
+    long = b"/".join([b"d" * 250] * 4)
+    node.trees[b"/t"] = ROOT + b"".join(item(b"%s/%d" % (long, number), "p") for number in range(2000))
+    report = sandbox.files.download("/t", tmp_path / "target")
+    assert set(report.skipped.values()) == set(report.skipped_more) == {"special"}
+    assert sum(map(len, report.skipped)) <= 1 << 20
+    assert len(report.skipped) + report.skipped_more["special"] == 2000
+
+
 def test_devices_are_skipped_and_reported(sandbox: Sandbox, node: FakeNode, tmp_path: Path) -> None:
     node.trees[b"/t"] = ROOT + item(b"p", "p") + item(b"c", "c") + item(b"b", "b") + item(b"s", "s") + item(b"f")
+    node.trees[b"/t"] += item(b"mine", "x")
     report = sandbox.files.download("/t", tmp_path / "t")
-    assert (report.files, report.skipped) == (1, (b"p", b"c", b"b", b"s"))
+    assert (report.files, report.skipped.pop(b"mine")) == (1, "unreadable")
+    assert report.skipped == dict.fromkeys((b"p", b"c", b"b", b"s"), "special")
     assert os.listdir(tmp_path / "t") == ["f"]
 
 

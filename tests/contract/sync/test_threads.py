@@ -265,6 +265,35 @@ def test_an_interrupt_cancels_the_command(place: Site, sandbox: Sandbox, node: R
     assert finished(node, sandbox.id, "s").outcome == "cancelled"
 
 
+class InterruptedOnce:
+    """A socket whose first `send` is interrupted as soon as the kernel has the bytes and the node what they ask for."""
+
+    def __init__(self, sock: socket.socket, node: Remote) -> None:
+        self._sock = sock
+        self._node = node
+        self._done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def send(self, data: memoryview, flags: int) -> int:
+        sent = self._sock.send(data, flags)
+        if not self._done:
+            self._done = True
+            self._node.wait_for(m.StartExec)
+            raise KeyboardInterrupt
+        return sent
+
+
+def test_an_interrupt_while_the_command_is_sent_cancels_it(place: Site, sandbox: Sandbox, node: Remote) -> None:
+    with pytest.raises(KeyboardInterrupt), place.client() as client:
+        again = client.get(sandbox.id)
+        connected: Any = client._connection._socket
+        connected._sock = InterruptedOnce(connected._sock, node)
+        again.run("sleep", id="s")
+    assert finished(node, sandbox.id, "s").outcome == "cancelled"
+
+
 OFTEN_INTERRUPTED = """
 import random, signal, sys
 from barchan.sync import Client

@@ -314,3 +314,31 @@ def test_secrets_reach_the_program_and_nothing_else(client: Client, tiny_env: st
         assert box.run("echo ${#TOKEN}; echo ${#ONCE}", secrets={"ONCE": value}).stdout == b"24\n24\n"
         for segment in (data_dir / "log").iterdir():
             assert value.encode() not in segment.read_bytes()
+
+
+# --- when the sandbox has ended
+
+
+def test_what_ran_in_a_sandbox_that_has_ended_can_be_read(client: Client, tiny_env: str) -> None:
+    sandbox = client.create(tiny_env)
+    done = sandbox.run("echo out; echo err >&2; exit 3", id="a")
+    process = sandbox.start("echo begun; sleep 600", id="b")
+    assert process.stdout.read() == b"begun\n"
+    sandbox.stop()
+    found = client.get(sandbox.id)
+    assert [(e.id, e.argv[-1]) for e in found.execs()] == [
+        ("a", b"echo out; echo err >&2; exit 3"),
+        ("b", b"echo begun; sleep 600"),
+    ]
+    again = found.attach("a")
+    assert (again.stdout.read_all(), again.stderr.read_all()) == (b"out\n", b"err\n")
+    assert again.wait().exit_code == 3 == done.exit_code
+    assert found.attach("a", stdout_offset=2).stdout.read_all() == b"t\n"
+    cut_short = found.attach("b")
+    assert cut_short.stdout.read_all() == b"begun\n"
+    with pytest.raises(errors.SandboxStopped):
+        cut_short.wait()
+    with pytest.raises(errors.ExecNotFound):
+        found.attach("c")
+    with pytest.raises(errors.SandboxStopped):
+        found.run("true")

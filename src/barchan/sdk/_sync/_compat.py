@@ -78,7 +78,14 @@ def exclusive(cls: type[T]) -> type[T]:
     for name, method in tuple(vars(cls).items()):
         if inspect.isfunction(method) and (name in _SPECIAL or not name.startswith("_")):
             setattr(cls, name, _stepping(method) if inspect.isgeneratorfunction(method) else _taking(method))
+    if hasattr(cls, "__enter__"):
+        cls.__aenter__, cls.__aexit__ = _needs_no_async, _needs_no_async  # type: ignore[attr-defined]
     return cls
+
+
+def _needs_no_async(self: object, *exc: object) -> None:
+    kind = type(self).__name__
+    raise TypeError(f"{kind} needs `with`; `from barchan import Client` is the one for `async with`")
 
 
 _SPECIAL = ("__enter__", "__exit__", "__iter__", "__next__")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 from collections.abc import Callable
 from random import random
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from barchan.errors import ApiUnavailable, BarchanError, NodeUnavailable
 from barchan.sdk._address import Address
 from barchan.sdk._sync import _compat
+from barchan.sdk._sync._futures import Future
 from barchan.sdk._sync._link import Call, Link
 from barchan.sdk._sync._socket import Socket
 from barchan.sdk._sync._streams import CallStreams, Taking
@@ -61,7 +61,7 @@ class Connection:
         self._tls = tls
         self._socket: Socket | None = None
         self._dialling: _compat.Task[Link] | None = None
-        self._posted: set[_compat.Task[Any]] = set()
+        self._posted: set[Future[Any]] = set()
         """Requests that nobody but `close` waits for."""
         self._worked = False
         self.closed = False
@@ -78,9 +78,11 @@ class Connection:
 
     def close(self) -> None:
         """Send what is waiting, hang up. Commands go on in their sandboxes."""
-        # What the API has not begun when the connection ends it does not begin any more, and an interrupt that came while
-        # something was being sent has ended the connection already: what was posted may have to dial once more.
-        _compat.ended(self._posted, CLOSE_WAIT)
+        # What the API has not begun when the connection ends it does not begin any more. And what was posted may have to dial
+        # once more: an interrupt while something is being sent costs the connection.
+        until = _compat.monotonic() + CLOSE_WAIT
+        while self._posted and (left := until - _compat.monotonic()) > 0:
+            _compat.ended(self._posted, left)
         self.closed = True
         if self._socket is not None:
             self._socket.close()
@@ -128,22 +130,26 @@ class Connection:
         For what may happen twice without harm. `close` waits for it, though not long.
         """
         payload = packed(request)
-        if not self.closed:
-            sent = self._socket.link.call(payload) if self._socket is not None else None
-            _compat.spawn(self._posted, self._see_through, payload, sent)
+        if self._socket is not None and self._socket.link.lost is None:
+            sent = self._socket.link.call(payload).answer
+            self._posted.add(sent)
+            sent.add_done_callback(lambda sent: self._answered(sent, payload))
+        else:
+            self._post_again(payload)
 
-    def _see_through(self, payload: bytes, sent: Call | None) -> None:
-        def again(link: Link) -> bytes:
+    def _answered(self, sent: Future[bytes], payload: bytes) -> None:
+        self._posted.discard(sent)
+        if not sent.cancelled() and isinstance(sent.exception(), TRANSIENT):
+            self._post_again(payload)
+
+    def _post_again(self, payload: bytes) -> None:
+        def attempt(link: Link) -> bytes:
             return answer(link.call(payload))
 
-        with contextlib.suppress(BarchanError):
-            try:
-                if sent is not None:
-                    sent.answer.wait()
-                    return
-            except TRANSIENT:
-                pass
-            self.attempts(again)
+        if not self.closed:
+            posting = _compat.spawn(self.tasks, self.attempts, attempt)
+            self._posted.add(posting)
+            posting.add_done_callback(self._posted.discard)
 
     def _dial(self) -> Link:
         patience = Patience(self.reconnect)

@@ -39,6 +39,8 @@ class ExecCall:
         self.streams = streams
         self.begun = _compat.Event()
         """Set once it runs, or has ended, or failed to be followed."""
+        self.ran = False
+        """Whether anything was heard of it."""
         self.failure: BarchanError | None = None
         self._connection = connection
         self._sandbox = sandbox
@@ -103,6 +105,7 @@ class ExecCall:
         # not start; there, the answer follows without a reader.
         if frame.type == FrameType.DATA and not self.begun.is_set():
             self._patience.reset()
+            self.ran = True
             self.begun.set()
         self.streams.on_frame(frame)
 
@@ -111,6 +114,7 @@ class ExecCall:
         self.pid = event.pid
         self._patience.reset()
         self.streams.stdin.resume(event.stdin_offset)
+        self.ran = True
         self.begun.set()
 
     def cancel(self) -> None:

@@ -95,6 +95,9 @@ class Process:
         self._call = call
         self._following = _compat.spawn(connection.tasks, call.follow)
 
+    def __repr__(self) -> str:
+        return f"<Process {self.id} in {self._sandbox} {'ended' if self._following.done() else 'running'}>"
+
     @property
     def pid(self) -> int:
         """As seen inside the sandbox; 0 when it never ran or had ended before it was attached."""
@@ -144,6 +147,6 @@ def begin(
         if exec_ is not None:
             call.cancel()
         raise
-    if call.failure is not None:
+    if call.failure is not None and not call.ran:
         process.wait()
     return process
