@@ -160,6 +160,11 @@ class SandboxNotFound(CallerError):
     status = 404
 
 
+class NodeNotFound(CallerError):
+    code = "node_not_found"
+    status = 404
+
+
 class ExecNotFound(CallerError):
     code = "exec_not_found"
     status = 404

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from barchan import Client, Limits, Sandbox, errors
+from barchan.sizes import size
 from tests.rig import beside, pause, within
 
 MIB = 1 << 20
@@ -68,7 +69,7 @@ async def test_limits_do_not_add_up(client: Client, tiny_env: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="ever") as refused:
         await client.create(tiny_env, limits=Limits(memory=1 << 50))
     assert refused.value.field == "limits.memory" and not refused.value.retry
-    assert str((await client.nodes())[0].memory_total) in refused.value.hint
+    assert size((await client.nodes())[0].memory_total) in refused.value.hint
 
 
 # --- a sandbox that is broken from inside or outside

@@ -21,6 +21,7 @@ from barchan.errors import (
     InvalidRequest,
     LogCorrupt,
     NodeError,
+    NodeNotFound,
     NodeStorageFull,
     NodeUnavailable,
     NotSupported,
@@ -101,7 +102,7 @@ ROUTES: tuple[Route, ...] = (
         "A page of sandboxes in the order of ids; `label=key=value` and `state` may repeat",
         answer=tuple[SandboxInfo, ...],
         query=FindQuery,
-        fails=(*_NODES, SandboxNotFound),
+        fails=(*_NODES, NodeNotFound),
     ),
     Route("GET", _ONE, sandboxes.get, "One sandbox", answer=SandboxInfo, fails=_SANDBOX),
     Route(

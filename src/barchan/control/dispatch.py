@@ -12,7 +12,7 @@ from barchan.control.checks import check_request
 from barchan.control.nodes import Nodes
 from barchan.control.placement import able, choose, refused
 from barchan.control.slots import Line
-from barchan.errors import AdmissionRefused, BarchanError, InvalidRequest, SandboxNotFound
+from barchan.errors import AdmissionRefused, BarchanError, InvalidRequest, NodeNotFound, SandboxNotFound
 from barchan.spec import NodeInfo, NodeName, node_of
 from barchan.wire.link import Call, FrameSink, ignore_frame
 from barchan.wire.messages import (
@@ -78,7 +78,7 @@ class Dispatch:
             calls = [await self._nodes.call(name, payload) for name in names]
         except SandboxNotFound as error:
             hint = f"there are: {', '.join(sorted(info.name for info in infos))}"
-            raise InvalidRequest(f"node: no node is called {node}", field="node", hint=hint) from error
+            raise NodeNotFound(f"no node is called {node}", field="node", hint=hint) from error
         answers = await asyncio.gather(*(_finished(call) for call in calls))
         return [item for answer in answers for item in unpack(answer, request.answer)]
 

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from barchan import errors
+from barchan.sizes import size
 from barchan.sync import Client, Limits, Sandbox
 from tests.rig_sync import beside, pause, within
 
@@ -70,7 +71,7 @@ def test_limits_do_not_add_up(client: Client, tiny_env: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="ever") as refused:
         client.create(tiny_env, limits=Limits(memory=1 << 50))
     assert refused.value.field == "limits.memory" and not refused.value.retry
-    assert str(client.nodes()[0].memory_total) in refused.value.hint
+    assert size(client.nodes()[0].memory_total) in refused.value.hint
 
 
 # --- a sandbox that is broken from inside or outside
