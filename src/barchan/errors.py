@@ -13,6 +13,7 @@ its own table, so that no remote side can choose what is imported or constructed
     │   ├── NotSupported             this backend or host cannot do that verb
     │   ├── EnvironmentNotFound
     │   ├── SandboxNotFound
+    │   ├── NodeNotFound
     │   ├── ExecNotFound
     │   ├── ShellBusy                the shell session is running another command
     │   ├── ShellEnded               the shell session is over; the text says how it ended
