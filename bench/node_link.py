@@ -20,7 +20,7 @@ from barchan.config import Layout, NodeConfig
 from barchan.errors import NodeUnavailable
 from barchan.spec import EnvironmentRef, Exec, Limits, NodeInfo, SandboxInfo, SandboxSpec
 from barchan.wire import messages as m
-from barchan.wire.frames import STDERR, STDOUT, Frame
+from barchan.wire.frames import Frame
 from barchan.wire.link import Incoming
 from barchan.wire.transports import LinkProtocol
 from bench.rig import DISK, GIB, SMALL, barchan, make_tiny
@@ -47,11 +47,15 @@ class Node:
     async def run(self, id: str, *argv: str) -> None:
         """Output is not looked at; it must fit the first credit."""
         command = Exec(argv=tuple(word.encode() for word in argv))
-        request = m.StartExec(sandbox=id, id=secrets.token_hex(16), exec=command, quiet=True)
-        call = self.protocol.link.call(m.pack_call(request), _ignore)
-        for stream in (STDOUT, STDERR):
-            call.credit(stream, CREDIT)
-        await call.answer
+        request = m.StartExec(
+            sandbox=id,
+            id=secrets.token_hex(16),
+            exec=command,
+            stdout_limit=CREDIT,
+            stderr_limit=CREDIT,
+            quiet=True,
+        )
+        await self.protocol.link.call(m.pack_call(request), _ignore).answer
 
     async def stop(self, id: str) -> None:
         await self.ask(m.StopSandbox(sandbox=id))

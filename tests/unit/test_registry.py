@@ -51,7 +51,8 @@ async def registry(tmp_path: Path, clock: Clock) -> AsyncIterator[Registry]:
 
 
 async def test_a_row_from_claim_to_end(registry: Registry, tmp_path: Path, clock: Clock) -> None:
-    row, fresh = await claim(registry, "n-1", "key")
+    row, fresh, synced = await claim(registry, "n-1", "key")
+    await synced
     assert fresh and row.state == "creating" and registry.get("n-1") == row == registry.by_key("key")
     row = await registry.update(
         "n-1",
@@ -172,9 +173,9 @@ async def test_uses_are_flushed_in_time(registry: Registry, tmp_path: Path, monk
     flushed = asyncio.Event()
     submit = registry._submit
 
-    def watched(run: Callable[[], Any]) -> asyncio.Future[Any]:
+    def watched(run: Callable[[], Any], *, durable: bool = True) -> asyncio.Future[Any]:
         flushed.set()
-        return submit(run)
+        return submit(run, durable=durable)
 
     monkeypatch.setattr(registry, "_submit", watched)
     await claim(registry, "n-1")

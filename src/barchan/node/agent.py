@@ -232,7 +232,10 @@ class Agent:
             except BaseException:
                 await marked
                 raise
-            ended = self.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
+            # The record has its end, durably; the registry's entry follows it, also after a power cut. Secrets are erased now.
+            ended = self.registry.update(
+                row.id, durable=bool(row.spec.secrets), state=advance(step.state, "cleaned").state, reason=reason
+            )
             await marked
             await ended
             self._going.pop(row.id, None)
@@ -249,7 +252,7 @@ class Agent:
         sandbox = self.forget(row.id, error)
         if sandbox is not None:
             await sandbox.give_up_all(error)
-        recorded = asyncio.ensure_future(self.recorder.stop(row.id, reason))
+        recorded = asyncio.ensure_future(self.recorder.stop(row.id, reason, failed=state == "failing"))
         try:
             await self.backend(row.spec.backend).destroy(row.id)
         finally:

@@ -19,7 +19,7 @@ from barchan.errors import (
 from barchan.kernel import processes
 from barchan.node.info import describe, new_id
 from barchan.node.machine import advance
-from barchan.node.registry import SandboxRow
+from barchan.node.registry import Claim, SandboxRow
 from barchan.node.rows import Made
 from barchan.node.sandbox import LiveSandbox
 from barchan.spec import Limits, SandboxInfo, SandboxSpec, SandboxState
@@ -79,6 +79,8 @@ class Creation:
                     making = self._start(id, spec)
                 elif await self._take(id, spec, key, running, began):
                     return id, None
+                else:
+                    id = new_id(self._agent.config.name)
             return await self._claim_new(id, spec, key, making, began)
         finally:
             self.admitted.remove(spec.limits)
@@ -89,35 +91,48 @@ class Creation:
         return self._agent.spawn(self._agent.backend(spec.backend).create(Launch(id=id, spec=spec)))
 
     async def _take(self, id: str, spec: SandboxSpec, key: str, running: Running, began: float) -> bool:
-        """Claim a sandbox that was ready: one entry in the registry says that it is. False if it does not answer."""
+        """Claim a sandbox that was ready, and meanwhile ask whether it answers: one entry in the registry says that it is.
+
+        False if it does not; then there is no such entry.
+        """
         sandbox = LiveSandbox(
             id, spec, spec.secrets, self._agent.backend(spec.backend), self._agent.recorder, self._agent.broken
         )
+        claiming = asyncio.get_running_loop().create_task(self._claim_made(sandbox, key, running, began))
         try:
             await sandbox.connect()
         except (BarchanError, OSError) as error:
-            await self._discard(id, sandbox, error)
+            await claiming
+            await self._give_back(id, sandbox, error)
             return False
         except asyncio.CancelledError:
+            claiming.cancel()
             sandbox.close(NodeUnavailable("the node agent is ending"))
             raise
-        await self._claim_made(sandbox, key, running, began)
+        await claiming
         self._agent.serve(sandbox)
         return True
+
+    async def _give_back(self, id: str, sandbox: LiveSandbox, error: Exception) -> None:
+        await self._discard(id, sandbox, error)
+        await self._agent.registry.remove(id)
+        await self._agent.recorder.stop(id, str(error), failed=True)
+        self._agent.recorder.forget(id)
 
     async def _claim_made(self, sandbox: LiveSandbox, key: str, running: Running, began: float) -> None:
         id, spec, now = sandbox.id, sandbox.spec, time.time()
         recorded = asyncio.ensure_future(self._agent.recorder.create(id, spec, key))
         made, expires = _made(running, began), now + spec.lifetime
         try:
-            await self._agent.registry.claim(
+            claim = await self._agent.registry.claim(
                 id, spec, create_key=key, created=now, expires=expires, state="ready", made=made
             )
+            sandbox.known = claim.synced
             await recorded
         except BarchanError as error:
             await asyncio.wait([recorded])
             await self._discard(id, sandbox, error)
-            await self._agent.recorder.stop(id, str(error))
+            await self._agent.recorder.stop(id, str(error), failed=True)
             self._agent.recorder.forget(id)
             raise
         except asyncio.CancelledError:
@@ -140,12 +155,11 @@ class Creation:
                 await self._agent.backend(spec.backend).destroy(id)
             raise
         if claim.fresh:
-            self._making[id] = self._agent.spawn(self._make(claim.row, spec, making or self._start(id, spec), began))
+            self._making[id] = self._agent.spawn(self._make(claim, spec, making or self._start(id, spec), began))
         return claim.row.id, self._making.get(claim.row.id)
 
-    async def _make(
-        self, row: SandboxRow, spec: SandboxSpec, making: asyncio.Task[Running], began: float
-    ) -> SandboxInfo:
+    async def _make(self, claim: Claim, spec: SandboxSpec, making: asyncio.Task[Running], began: float) -> SandboxInfo:
+        row = claim.row
         try:
             recorded = asyncio.ensure_future(self._agent.recorder.create(row.id, spec, row.create_key))
             try:
@@ -155,6 +169,7 @@ class Creation:
             sandbox = LiveSandbox(
                 row.id, spec, spec.secrets, self._agent.backend(spec.backend), self._agent.recorder, self._agent.broken
             )
+            sandbox.known = claim.synced
             await sandbox.connect()
             made = _made(running, began)
             self._agent.serve(sandbox)
@@ -179,7 +194,7 @@ class Creation:
         self._agent.forget(row.id, typed)
         await self._agent.backend(row.spec.backend).destroy(row.id)
         await self._agent.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=str(typed))
-        await self._agent.recorder.stop(row.id, str(typed))
+        await self._agent.recorder.stop(row.id, str(typed), failed=True)
         self._agent.recorder.forget(row.id)
         return typed
 

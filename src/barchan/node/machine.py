@@ -7,7 +7,7 @@
 
 While `stopping` or `failing` everything of it is being removed; only then are its host ids free for another. A stop
 in these states means that a removal failed, and tries it again.
-Every state change is durable before anybody is told. Events that a state does not know change nothing: stopping twice,
+Every state change outlives the agent before anybody is told; the record of an end outlives the host. Events that a state does not know change nothing: stopping twice,
 losing what is being stopped.
 """
 

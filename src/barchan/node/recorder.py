@@ -162,9 +162,17 @@ class Recorder(Recorded):
         before = cast(Position | None, await self._journal.submit(Job(run, durable=True)))
         return result if before is None else await asyncio.to_thread(self._read_result, before)
 
-    async def stop(self, sandbox: str, reason: str) -> int:
+    async def stop(self, sandbox: str, reason: str, *, failed: bool = False) -> int:
         """Recorded once, also when an agent was killed between this and the registry's update."""
-        return await self._whole(sandbox, Kind.STOP, Stopped(reason), durable=True)
+        return await self._whole(sandbox, Kind.STOP, Stopped(reason, failed), durable=True)
+
+    def end_of(self, sandbox: str) -> Stopped | None:
+        """Its recorded end, if the registry has not heard of it. Blocking."""
+        state = self._index.sandboxes.get(sandbox)
+        if state is None or not state.stopped or state.newest is None:
+            return None
+        body = self._log.read(state.newest).body
+        return body if isinstance(body, Stopped) else Stopped("stopped")
 
     async def event(self, sandbox: str, name: str, detail: bytes = b"", *, durable: bool = False) -> int:
         """Anything else worth knowing of a sandbox. Returns its seq."""

@@ -26,7 +26,10 @@ async def recover(agent: Agent) -> None:
 
 async def _recover_one(agent: Agent, row: SandboxRow) -> None:
     step = advance(row.state, "agent_restarted")
-    if step.action == "adopt":
+    end = agent.recorder.end_of(row.id)
+    if end is not None:
+        step, reason = advance(row.state, "lost" if end.failed else "stop"), end.reason
+    elif step.action == "adopt":
         reason = await _adopt(agent, row)
         if not reason:
             return
@@ -44,7 +47,7 @@ async def _recover_one(agent: Agent, row: SandboxRow) -> None:
         # The others must not wait for it: `lease.watch` tries again.
         logger.error("cannot remove %s: %s", row.id, failure)
         return
-    await agent.recorder.stop(row.id, reason)
+    await agent.recorder.stop(row.id, reason, failed=step.state == "failing")
     await agent.registry.update(row.id, state=advance(step.state, "cleaned").state, reason=reason)
     agent.recorder.forget(row.id)
 

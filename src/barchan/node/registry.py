@@ -1,7 +1,7 @@
 """The sandboxes of a node, in SQLite: what a restarted agent must know to take them up again.
 
-Changes are made by one thread, a group of them per transaction (WAL, synchronous=FULL), and return when that is on
-disk (WAL: a later sync takes with it what was committed without). Reads are answered from memory, where every row is held. Values marked secret are kept in a table of their own,
+Changes are made by one thread, a group of them per transaction (WAL, synchronous=NORMAL). What must survive a power cut
+waits until the WAL was synced, with all that was committed before; what concerns a sandbox that the power cut ends too does not. Reads are answered from memory, where every row is held. Values marked secret are kept in a table of their own,
 readable by root alone as the whole data directory is, because later commands need them; they are erased
 (secure_delete) in the transaction that records the sandbox's end. A row holds keyed digests in their place.
 """
@@ -9,6 +9,7 @@ readable by root alone as the whole data directory is, because later commands ne
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, Unpack, cast
@@ -17,7 +18,7 @@ import apsw
 import msgspec
 
 from barchan.config import Layout
-from barchan.errors import BarchanError, Conflict, SandboxNotFound
+from barchan.errors import BarchanError, Conflict, InternalError, SandboxNotFound
 from barchan.node.rows import (
     DROP,
     DROP_SECRETS,
@@ -36,7 +37,7 @@ from barchan.node.rows import (
     named,
     stored,
 )
-from barchan.node.writer import Acknowledge, Job, Writer
+from barchan.node.writer import Acknowledge, Job, Writer, by_need
 from barchan.spec import SandboxSpec, SandboxState
 from barchan.trajectory.redact import Redactor
 
@@ -54,21 +55,29 @@ class Claim(NamedTuple):
     row: SandboxRow
     fresh: bool
     """False when the key was claimed before."""
+    synced: asyncio.Future[None]
+    """Done once a power cut cannot undo it: what the sandbox's commands have done is found by its entry."""
 
 
 class Registry:
     """Use as a context manager: `async with await Registry.open(…)`."""
 
     def __init__(
-        self, connection: apsw.Connection, rows: Sequence[SandboxRow], redactor: Redactor, clock: Callable[[], float]
+        self,
+        connection: apsw.Connection,
+        wal: int,
+        rows: Sequence[SandboxRow],
+        redactor: Redactor,
+        clock: Callable[[], float],
     ) -> None:
         self._connection = connection
+        self._wal = wal
+        """The WAL's descriptor. This connection is the only one, so that it stays the same file."""
         self._redactor = redactor
         self._clock = clock
         self._table = Table(rows)
         self._digests: dict[bytes, bytes] = {}
         self._staged: dict[str, SandboxRow | None] = {}
-        self._syncing = True
         self._view = Table(rows)
         self._touched: dict[str, float] = {}
         self._flush: asyncio.TimerHandle | None = None
@@ -82,7 +91,8 @@ class Registry:
         if redactor is None:
             redactor = await asyncio.to_thread(Redactor.load, layout.data)
         connection, rows = await asyncio.to_thread(load, layout.registry)
-        return cls(connection, rows, redactor, clock)
+        wal = os.open(f"{layout.registry}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        return cls(connection, wal, rows, redactor, clock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,6 +109,7 @@ class Registry:
         finally:
             await self._writer.close()
             await asyncio.to_thread(self._connection.close)
+            os.close(self._wal)
 
     # --- changes
 
@@ -115,7 +126,7 @@ class Registry:
     ) -> Claim:
         """Insert a sandbox, with what is known of one that runs already, or answer with the one that has the key already.
 
-        Raises `Conflict` when key or id stand for another request.
+        It returns when that outlives this process; `Claim.synced` says when it outlives the host. Raises `Conflict` when key or id stand for another request.
         """
         redacted = self._redactor.spec(spec)
         row = SandboxRow(
@@ -130,15 +141,18 @@ class Registry:
             **(made or NOT_MADE),
         )
 
-        def run() -> Claim:
+        def run() -> tuple[SandboxRow, bool]:
             if known := self._claimed(row):
-                return Claim(known, False)
+                return known, False
             self._staged[id] = row
             if spec.secrets:
                 self._connection.executemany(PUT_SECRET, [(id, name, value) for name, value in spec.secrets.items()])
-            return Claim(row, True)
+            return row, True
 
-        return cast(Claim, await self._submit(run))
+        claimed, synced = self._submit(run, durable=False), self._submit(_nothing)
+        synced.add_done_callback(_retrieved)
+        holder, fresh = await claimed
+        return Claim(holder, fresh, synced)
 
     def update(
         self,
@@ -216,7 +230,6 @@ class Registry:
         """One transaction for the group. A job that fails leaves no trace in it; a transaction that fails, none of any."""
         self._staged = {}
         try:
-            self._sync(any(job.durable for job in jobs))
             with self._connection:
                 for job in jobs:
                     _attempt(job)
@@ -225,13 +238,17 @@ class Registry:
         except apsw.Error as error:
             raise named(error) from error
         self._table.merge(self._staged)
-        acknowledge(jobs, self._staged)
+        early, late = by_need(jobs)
+        acknowledge(early, self._staged)
+        if late:
+            self._sync()
+            acknowledge(late, {})
 
-    def _sync(self, wanted: bool) -> None:
-        """Whether commits from here on wait for the disk: with what was committed before them."""
-        if wanted != self._syncing:
-            self._connection.pragma("synchronous", "FULL" if wanted else "NORMAL")
-            self._syncing = wanted
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._wal)
+        except OSError as error:
+            raise InternalError(f"registry: sync: {error.strerror}") from error
 
     def _claimed(self, wanted: SandboxRow) -> SandboxRow | None:
         known = self._holder(wanted.create_key)
@@ -315,6 +332,16 @@ class Registry:
         if row.id not in self._touched:
             return row
         return msgspec.structs.replace(row, last_used=self._last_used(row))
+
+
+def _nothing() -> None:
+    """Of a job that only waits."""
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting for it."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _attempt(job: Job) -> None:

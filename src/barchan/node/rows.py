@@ -160,7 +160,7 @@ def load(path: Path) -> tuple[apsw.Connection, list[SandboxRow]]:
         _make_private(path)
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(5000)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
             connection.execute(f"PRAGMA {pragma}")
         _make_tables(connection, path)
         return connection, [_row(values) for values in connection.execute(_ALL)]

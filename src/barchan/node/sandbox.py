@@ -67,6 +67,8 @@ class LiveSandbox:
         self._shells = Shells(id, recorder, self._executions)
         self._starting: dict[str, float] = {}
         self._operations: set[Operation] = set()
+        self.known: asyncio.Future[None] | None = None
+        """Its claim, if it may not be on disk yet: a result is worth nothing without it."""
         self._unused: Usage | None = None
         """Counters as no command has changed them yet."""
         self._redials = 0
@@ -303,7 +305,11 @@ class LiveSandbox:
             )
         totals = tuple(output.eof or (0, 0) for output in execution.outputs.values())
         result = outcome.result_of(ExecId(execution.id), done, end, limit, (totals[0], totals[1]))
-        return await self._recorder.end_exec(self.id, execution.id, result)
+        recorded = await self._recorder.end_exec(self.id, execution.id, result)
+        if self.known is not None:
+            await asyncio.shield(self.known)
+            self.known = None
+        return recorded
 
     async def give_up_all(self, error: BarchanError) -> None:
         """The sandbox is gone: record that the ends of its running commands are not known."""

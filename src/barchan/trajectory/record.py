@@ -156,6 +156,8 @@ class FileEnded(_Body, frozen=True):
 
 class Stopped(_Body, frozen=True):
     reason: str
+    failed: bool = False
+    """It ended by itself, or could not be trusted any more."""
 
 
 class Event(_Body, frozen=True):
