@@ -259,7 +259,7 @@ async def test_a_wrong_field_of_a_command_is_named(
         ("GET", "/v1/sandboxes?environment=Not%20A%20Name", 400),
         ("GET", "/v1/sandboxes?created_after=yesterday", 400),
         ("GET", "/v1/sandboxes?created_before=nan", 400),
-        ("GET", "/v1/sandboxes?node=elsewhere", 400),
+        ("GET", "/v1/sandboxes?node=elsewhere", 404),
         ("GET", "/v1/sandboxes?prefix=a&prefix=b", 400),
         ("POST", "/v1/sandboxes?number=2", 400),
         ("GET", "/v1/sandboxes/n1-aaaaaaaaaaaa/stats", 404),

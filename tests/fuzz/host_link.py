@@ -1,4 +1,4 @@
-"""What the other end of a client or node link sends. Input: u8 manners, u8 dice for the cuts, then the stream.
+"""What the other end of a client or node link sends, in WebSocket messages or bare. Input: u8 manners, u8 dice for the cuts, then the stream.
 
 `check` raises when a link lets anything but `ProtocolError` out, leaves a call without an answer after its end, keeps more
 than its credit, or sends what is no frame.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Iterator
 
 from barchan.errors import BarchanError, InvalidRequest, ProtocolError
 from barchan.wire import messages
 from barchan.wire.frames import MAX_PAYLOAD, STDERR, STDOUT
 from barchan.wire.link import Call, Incoming, Link
 from barchan.wire.streams import WINDOW, CallStreams, Taking
+from barchan.wire.websocket import Decoder, Opcode
 from tests.fuzz.host_guest import cut, frames_of
 
 logging.getLogger("barchan.wire.link").setLevel(logging.CRITICAL)
@@ -67,11 +69,37 @@ class Peer:
                 assert kept <= WINDOW, f"{kept} bytes kept"
 
 
+def unframed(pieces: Iterable[bytes], masked: bool) -> Iterator[bytes]:
+    """What WebSocket messages hold, each as it comes."""
+    decoder = Decoder(masked=masked)
+    for piece in pieces:
+        for opcode, part in decoder.feed(piece):
+            assert opcode == Opcode.BINARY or len(part) <= 125
+            if opcode == Opcode.BINARY:
+                yield bytes(part)
+
+
+def stream_of(pieces: Iterable[bytes], masked: bool) -> tuple[bytes, bool]:
+    """The whole stream, and whether the framing turned out malformed."""
+    stream = bytearray()
+    try:
+        for part in unframed(pieces, masked):
+            stream += part
+    except ProtocolError:
+        return bytes(stream), True
+    return bytes(stream), False
+
+
 async def converse(data: bytes, manners: int, dice: int) -> None:
     peer = Peer(manners)
     fault: BarchanError | None = None
+    pieces: Iterable[bytes] = cut(data, dice) if dice else (data,)
+    if manners & 8:
+        masked = not manners & 1
+        assert stream_of((data,), masked) == stream_of(cut(data, dice | 1), masked)
+        pieces = unframed(pieces, masked)
     try:
-        for piece in cut(data, dice) if dice else (data,):
+        for piece in pieces:
             peer.link.feed(piece)
             peer.check_bounds()
             await asyncio.sleep(0)

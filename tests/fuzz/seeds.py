@@ -14,6 +14,7 @@ from barchan.spec import Exec, SandboxSpec
 from barchan.wire import frames as f
 from barchan.wire import guest as g
 from barchan.wire import messages as m
+from barchan.wire import websocket as ws
 from barchan.wire.guest import KEEP, OpKind, blob
 from tests.fuzz.targets import TARGETS
 
@@ -196,7 +197,8 @@ def of_host_guest() -> list[bytes]:
     refused = f.encode(f.FrameType.REFUSED, 1, struct.pack("<I", 2) + blob(b"malformed request"))
     credit, pong = f.encode_credit(1, 0, 1 << 18), f.encode(f.FrameType.PONG, 1)
     started = f.encode(f.FrameType.STARTED, 1, struct.pack("<I", 5))
-    talks = [started + data + eof + done, credit + failed, refused, pong + data + done + eof]
+    large = [f.encode_data(1, 1, at, bytes(700)) for at in (0, 700, 1400)]  # enough at once to be joined
+    talks = [started + data + eof + done, credit + failed, refused, pong + data + done + eof, b"".join(large) + done]
     process = struct.pack("<IIIB3xQQ", 5, 1, 0, ord("S"), 960 << 10, 1) + g.blobs([b"sh", b"-c", b"true"])
     frames = [bytes((which, dices)) + welcome + talk for talk in talks for which in (0, 1) for dices in (0, 7)]
     lists = [b"\2\0" + entry(b"a", "f") + entry(b"b", "l", b"a"), b"\3\0" + process + process]
@@ -227,7 +229,23 @@ def of_host_link() -> list[bytes]:
         for i, call in enumerate(calls)
     ]
     asked = [b"\3\0" + event + streams + end for end in ends] + [b"\5\7" + streams + ends[0]]
-    return asked + [b"\2\0" + call for call in called] + [b"\2\5" + called[0] + f.encode(f.FrameType.ABANDON, 1)]
+    bare = asked + [b"\2\0" + call for call in called] + [b"\2\5" + called[0] + f.encode(f.FrameType.ABANDON, 1)]
+    return bare + [framed(seed) for seed in bare]
+
+
+def framed(seed: bytes) -> bytes:
+    """The same conversation in WebSocket messages: one cut in two, a ping between them, an end."""
+    mask = b"" if seed[0] & 1 else b"\1\2\3\4"
+
+    def message(first: int, data: bytes) -> bytes:
+        head = bytearray(ws.head(first & 0x0F, len(data), mask))
+        head[0] = first
+        return bytes(head) + (ws.apply_mask(data, mask) if mask else data)
+
+    data = seed[2:]
+    half = len(data) // 2
+    parts = (message(0x02, data[:half]), message(0x89, b"alive?"), message(0x80, data[half:]), message(0x88, b"\3\350"))
+    return bytes((seed[0] | 8, seed[1])) + b"".join(parts)
 
 
 SEEDS = {

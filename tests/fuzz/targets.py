@@ -141,8 +141,8 @@ TARGETS = {
         ),
         Target(
             "host_link",
-            ("wire/link.py", "wire/streams.py", "wire/messages.py"),
-            60,
+            ("wire/link.py", "wire/streams.py", "wire/messages.py", "wire/websocket.py"),
+            72,
             Bug("src/barchan/wire/frames.py", "if len(payload) < 8:", "if len(payload) < 7:"),
         ),
     )
