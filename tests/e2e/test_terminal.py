@@ -53,7 +53,10 @@ async def test_a_shell_to_type_in(sandbox: Sandbox) -> None:
         assert b"33 101\r\n/tmp\r\n" in shown
         await terminal.resize(50, 120)
         await terminal.write("busybox stty size\n")
-        await until(terminal, b"\r\n50 120\r\n")
+        shown = await until(terminal, b"\r\n50 120\r\n")
+        # An end of file that is typed before the shell edits its line again is lost when it changes the terminal's mode.
+        if b"$ " not in shown.partition(b"\r\n50 120\r\n")[2]:
+            await until(terminal, b"$ ")
         await terminal.write(b"\x04")
         assert (await terminal.wait()).exit_code == 0
         with pytest.raises(errors.ExecNotFound):

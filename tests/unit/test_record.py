@@ -113,7 +113,7 @@ def test_a_kind_of_a_later_version_is_kept_as_it_is() -> None:
 
 
 def test_a_body_with_more_fields_than_known_is_read() -> None:
-    record = r.Record("s", 1, r.Kind.STOP, "", 5, r.Unread(b"\x92\xa3why\x2a"))
+    record = r.Record("s", 1, r.Kind.STOP, "", 5, r.Unread(b"\x93\xa3why\xc2\x2a"))
     found = read(entry_of(record, r.Place(1, 2)), r.Place(1, 2))
     assert found is not None and found.body == r.Stopped("why")
 
