@@ -30,7 +30,7 @@
 
 #define DEADLINE_US 30000000u
 #define KILL_WAIT_MS 1000
-#define TCP_ENTRIES "512" /* buckets of a sandbox's table of connections, 8 bytes each */
+#define TCP_ENTRIES "128" /* buckets of a sandbox's table of connections, 8 bytes each */
 #define FLIGHTS (SPAWN_IN_FLIGHT + SPAWN_MOST_PARKED)
 
 enum { TIME_CLONE, TIME_MAPS, TIME_OVERLAY, TIME_GO, TIME_CHILD, TIME_EXEC = TIME_CHILD + 3 };
