@@ -35,12 +35,13 @@ async def test_a_result_waits_until_its_sandbox_is_on_disk(tmp_path: Path) -> No
         assert (await running.result()).exit_code == 0
 
 
-async def test_without_its_sandbox_on_disk_no_result_is_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [InternalError("registry: sync: input/output error"), RuntimeError("sync: a defect")])
+async def test_without_its_sandbox_on_disk_no_result_is_acknowledged(tmp_path: Path, error: Exception) -> None:
     async with agent_on(config_for(tmp_path / "data"), FakeBackend(FakeWorld())) as agent:
         caller = Caller(agent)
         info = await caller.create()
         known = agent.sandboxes[info.id].known = asyncio.get_running_loop().create_future()
-        known.set_exception(InternalError("registry: sync: input/output error"))
+        known.set_exception(error)
         with pytest.raises(InternalError, match="sync"):
             await caller.run(info.id, "echo", "x")
 

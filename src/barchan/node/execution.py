@@ -11,6 +11,7 @@ bytes, or a fixed window beyond what is recorded when nobody is attached.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -39,6 +40,7 @@ from barchan.wire.frames import (
     encode_eof,
 )
 
+logger = logging.getLogger(__name__)
 OUTPUTS = (STDOUT, STDERR)
 ACK_BYTES = 512 << 10
 """Recorded output of which the guest hears at once, because it may wait for room; of less in good time."""
@@ -234,6 +236,10 @@ class Execution:
             result = await self._conclude(done, self)
         except BarchanError as error:
             self.fail(error)
+            return
+        except Exception as error:
+            logger.exception("the end of command %s", self.id)
+            self.fail(InternalError(f"{type(error).__name__}: {error}"))
             return
         if not self.started.done():
             self.started.set_result(self.pid)
