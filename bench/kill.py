@@ -47,7 +47,7 @@ class Site:
     data: Path
     scratch: str
     descriptors: int
-    free: int
+    used: int
 
     @property
     def instance(self) -> str:
@@ -102,9 +102,9 @@ async def _idle(data: Path, scratch: str) -> Site:
         node = service(data, "node")
         assert node is not None
         await audit.at_rest(client, data)
-    held, free = leaks.own_descriptors(node.pid), leaks.free(data / "scratch")
+    held, used = leaks.own_descriptors(node.pid), leaks.used(data / "scratch")
     down(data)
-    return Site(data, scratch, held, free)
+    return Site(data, scratch, held, used)
 
 
 def down(data: Path) -> None:
@@ -178,9 +178,9 @@ def _afterwards(place: Site, told: audit.Told, tag: str, since: float) -> Iterat
     if held > place.descriptors + FD_SLACK:
         kinds = leaks.descriptors(node.pid).most_common(8)
         yield f"the agent holds {held} descriptors, {place.descriptors} when it was idle: {kinds}"
-    free = leaks.free(place.data / "scratch")
-    if free < place.free - SPACE_SLACK:
-        yield f"{(place.free - free) / MIB:.1f} MiB of the scratch volume did not come back"
+    used = leaks.used(place.data / "scratch")
+    if used > place.used + SPACE_SLACK:
+        yield f"{(used - place.used) / MIB:.1f} MiB of the scratch volume did not come back"
     try:
         down(place.data)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

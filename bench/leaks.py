@@ -146,15 +146,28 @@ def subvolumes(scratch: Path) -> Iterator[int]:
             os.close(fd)
 
 
-def free(scratch: Path) -> int:
-    """Bytes, after the cleaner ran."""
+def used(scratch: Path) -> int:
+    """Bytes of data and metadata, after the cleaner ran."""
     fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
     try:
         btrfs.wait_cleaned(fd, CLEANED)
-        stat = os.fstatvfs(fd)
-        return stat.f_bavail * stat.f_frsize
+        return _spaces(fd, "bytes_used")
     finally:
         os.close(fd)
+
+
+def allocated(scratch: Path) -> int:
+    """Bytes that btrfs set aside in block groups, in use or not."""
+    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return _spaces(fd, "total_bytes")
+    finally:
+        os.close(fd)
+
+
+def _spaces(fd: int, value: str) -> int:
+    folder = Path("/sys/fs/btrfs") / btrfs.uuid(fd) / "allocation"
+    return sum(int((folder / kind / value).read_text()) for kind in ("data", "metadata", "system"))
 
 
 def descriptors(pid: int) -> Counter[str]:
