@@ -36,7 +36,7 @@ def of_sandboxes(data: Path, instance: str, node: int) -> list[str]:
 def places(data: Path, instance: str) -> Iterator[tuple[str, str]]:
     """What each sandbox and each one made ahead has of its own, with its name."""
     yield from (("cgroup", Path(path).name) for path in groups(instance, below=True))
-    yield from (("subvolume", path.name) for path in (data / "scratch").iterdir())
+    yield from (("subvolume", path.name) for path in (data / "scratch").glob("[!.]*"))
     yield from (("id range", os.readlink(path).partition("/")[2]) for path in ranges(instance))
 
 

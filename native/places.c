@@ -3,12 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/btrfs.h>
-#include <linux/fs.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -202,29 +199,11 @@ static int remove_groups(const struct place_directories *at, const char *name) {
 
 /* ---- the writable tree, and the socket in it ---- */
 
-static int subvolume(int parent, unsigned long what, const char *name) {
-    struct btrfs_ioctl_vol_args arguments = {.fd = 0};
-    strncpy(arguments.name, name, sizeof arguments.name - 1);
-    return ioctl(parent, (int)what, &arguments);
-}
-
-static int limit_tree(int tree, uint64_t bytes) {
-    struct btrfs_ioctl_qgroup_limit_args limit = {.lim = {.flags = BTRFS_QGROUP_LIMIT_MAX_RFER, .max_rfer = bytes}};
-    return ioctl(tree, (int)BTRFS_IOC_QGROUP_LIMIT, &limit);
-}
-
-/* Written in place: compression, which kernel threads would do outside of every limit, is then not possible. */
-static int fill_tree(int tree, uint64_t disk_bytes) {
-    int flags = FS_NOCOW_FL;
-    return ioctl(tree, (int)FS_IOC_SETFLAGS, &flags) || mkdirat(tree, "u", 0755) || mkdirat(tree, "w", 0755) ||
-           limit_tree(tree, disk_bytes);
-}
-
 /* Only a member of the mount namespace that a directory is in may clone its mount. */
 static int clone_mount(const struct place_directories *at, const char *name) {
     if (syscall(SYS_setns, at->host, CLONE_NEWNS))
         return -1;
-    int mount = (int)syscall(SYS_open_tree, at->trees, name, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    int mount = (int)syscall(SYS_open_tree, at->trees.trees, name, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     int saved = errno;
     if (syscall(SYS_setns, at->own, CLONE_NEWNS))
         _exit(1); /* what follows would happen to the host's mounts */
@@ -240,21 +219,15 @@ static int make_socket(int tree, struct place *place) {
            listen(place->listener, BACKLOG);
 }
 
-static int make_tree(const struct place_directories *at, const char *name, uint64_t disk_bytes, struct place *place) {
-    if (subvolume(at->trees, BTRFS_IOC_SUBVOL_CREATE, name))
-        return -1;
-    int tree = openat(at->trees, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+static int make_tree(struct place_directories *at, const char *name, uint64_t disk_bytes, struct place *place) {
+    int tree = tree_make(&at->trees, name, disk_bytes);
     if (tree < 0)
         return -1;
-    int failed = fill_tree(tree, disk_bytes) || make_socket(tree, place), saved = errno;
+    int failed = make_socket(tree, place), saved = errno;
     close(tree);
     errno = saved;
     place->writable = failed ? -1 : clone_mount(at, name);
     return place->writable < 0 ? -1 : 0;
-}
-
-static int remove_tree(const struct place_directories *at, const char *name) {
-    return subvolume(at->trees, BTRFS_IOC_SNAP_DESTROY, name) && errno != ENOENT ? -1 : 0;
 }
 
 /* ---- all of it ---- */
@@ -283,15 +256,15 @@ int place_limit(const struct place_directories *at, const char *const *texts, ui
                 struct fault *fault) {
     if (limit_groups(at, texts, count))
         return fault_at(fault, "limits");
-    int tree = openat(at->trees, texts[0], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (tree < 0 || limit_tree(tree, disk_bytes))
+    int tree = openat(at->trees.trees, texts[0], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (tree < 0 || tree_limit(tree, disk_bytes))
         fault_at(fault, "limits");
     let_go(&tree);
     return fault->error ? -1 : 0;
 }
 
 /* The range of ids last: nothing may be left that belongs to it when another gets it. */
-int place_remove(const struct place_directories *at, const char *name) {
+int place_remove(struct place_directories *at, const char *name) {
     char slot[16];
-    return !(slot_of(at, name, slot) || remove_groups(at, name) || remove_tree(at, name) || release_ids(at, name, slot));
+    return !(slot_of(at, name, slot) || remove_groups(at, name) || tree_remove(&at->trees, name) || release_ids(at, name, slot));
 }

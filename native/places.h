@@ -5,13 +5,14 @@
 
 #include "mounts.h"
 #include "spawn.h"
+#include "trees.h"
 
 struct place_directories {
     int ids;           /* src/barchan/kernel/idranges.py: links, named by slot */
     int unified;       /* parent of the cgroup v2 groups */
     int v1[SPAWN_MAX_GROUPS]; /* parents in v1 hierarchies */
     uint32_t v1_count;
-    int trees; /* where the writable trees are */
+    struct tree_directories trees;
     int host, own; /* mount namespaces: of the directories, and the spawner's */
     const char *instance;
     uint32_t uid_first, uid_size, slots, next;
@@ -36,5 +37,5 @@ int place_limit(const struct place_directories *at, const char *const *texts, ui
 /* Closes what only the making needs; with `all` also what a parked child still waits for. */
 void place_let_go(struct place *place, int all);
 /* Whether it is wholly gone. Something stays if processes do, or groups that the guest did not make, or if it was not whole. */
-int place_remove(const struct place_directories *at, const char *name);
+int place_remove(struct place_directories *at, const char *name);
 #endif

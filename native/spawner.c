@@ -539,7 +539,7 @@ static void remove_places(const struct request *request) {
 
 static void heed(struct request *request) {
     const uint32_t places = SPAWN_PLACE | SPAWN_REMOVE;
-    int good = spawn_parse(request, spawner.guest_uid) && (!(request->head.flags & places) || spawner.places.trees >= 0);
+    int good = spawn_parse(request, spawner.guest_uid) && (!(request->head.flags & places) || spawner.places.trees.trees >= 0);
     if (good && request->head.flags & SPAWN_REMOVE)
         remove_places(request);
     else
@@ -592,14 +592,14 @@ static int keep_above(int fd) {
 /* Descriptors below RESERVED_FDS stay taken: 0 to 2 as given, the others by /dev/null. */
 static int reserve_descriptors(void) {
     struct place_directories *places = &spawner.places;
-    int *kept[4 + SPAWN_MAX_GROUPS] = {&spawner.control, &spawner.guest, &places->ids, &places->trees};
+    int *kept[4 + SPAWN_MAX_GROUPS] = {&spawner.control, &spawner.guest, &places->ids, &places->trees.trees};
     int count = 4;
     for (uint32_t i = 0; i < places->v1_count; i++)
         kept[count++] = &places->v1[i];
     for (int i = 0; i < count; i++)
         if (*kept[i] >= 0 && (*kept[i] = keep_above(*kept[i])) < 0)
             return -1;
-    if (places->trees >= 0 && (places->unified = keep_above(places->unified)) < 0)
+    if (places->trees.trees >= 0 && (places->unified = keep_above(places->unified)) < 0)
         return -1;
     for (int fd = 0; fd < RESERVED_FDS; fd++) {
         if (fcntl(fd, F_GETFD) >= 0)

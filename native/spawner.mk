@@ -5,8 +5,8 @@ MUSL_CC ?= musl-gcc
 SPAWNER_CFLAGS ?= -std=c11 -O2 -g0 -static -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Werror \
 	-fstack-protector-strong -Wl,-z,noexecstack,-z,relro,-z,now -idirafter /usr/include -idirafter /usr/include/$(shell $(HOST_CC) -print-multiarch)
 SECCOMP_LISTS := seccomp/allow.txt seccomp/guest.txt seccomp/refuse.txt seccomp/ptrace.txt
-SPAWNER_SOURCES := spawner.c spawner_arguments.c spawn_parse.c sandbox_child.c data_mounts.c mounts.c places.c
-SPAWNER_HEADERS := spawn.h spawner_arguments.h spawn_parse.h sandbox_child.h data_mounts.h mounts.h places.h groups.h no_clone3.h
+SPAWNER_SOURCES := spawner.c spawner_arguments.c spawn_parse.c sandbox_child.c data_mounts.c mounts.c places.c trees.c
+SPAWNER_HEADERS := spawn.h spawner_arguments.h spawn_parse.h sandbox_child.h data_mounts.h mounts.h places.h trees.h groups.h no_clone3.h
 
 .PHONY: all spawner
 all: spawner

@@ -18,7 +18,7 @@ static int read_place(struct spawner_arguments *given, const char *name, long va
         int *fd;
         uint32_t *number;
     } known[] = {{"--ids", &places->ids, NULL},
-                 {"--unified", &places->unified, NULL}, {"--trees", &places->trees, NULL},
+                 {"--unified", &places->unified, NULL}, {"--trees", &places->trees.trees, NULL},
                  {"--uid-first", NULL, &places->uid_first}, {"--uid-size", NULL, &places->uid_size},
                  {"--slots", NULL, &places->slots}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -52,7 +52,7 @@ static int read_argument(struct spawner_arguments *given, const char *name, cons
 }
 
 static int places_complete(const struct place_directories *places) {
-    if (places->trees < 0)
+    if (places->trees.trees < 0)
         return 1;
     return places->ids >= 0 && places->unified >= 0 && places->instance &&
            places->uid_first && places->uid_size > 1 && places->slots;
@@ -61,7 +61,7 @@ static int places_complete(const struct place_directories *places) {
 int read_arguments(int count, char **arguments, struct spawner_arguments *given) {
     struct place_directories *places = &given->places;
     *given = (struct spawner_arguments){.control = -1, .guest = -1};
-    places->ids = places->unified = places->trees = -1;
+    places->ids = places->unified = places->trees.trees = -1;
     for (int i = 1; i + 1 < count; i += 2)
         if (read_argument(given, arguments[i], arguments[i + 1]))
             return -1;

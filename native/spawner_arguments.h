@@ -9,7 +9,7 @@
 struct spawner_arguments {
     int control, guest;
     uint32_t guest_uid;
-    struct place_directories places; /* `trees` is -1 without them */
+    struct place_directories places; /* `trees.trees` is -1 without them */
 };
 
 /* -1 if they are not as above. */

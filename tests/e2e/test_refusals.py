@@ -33,7 +33,7 @@ def traces(server: Server) -> list[Path]:
     instance = (server.data / "instance").read_text().strip()
     walk = os.walk("/sys/fs/cgroup")  # which passes over what goes meanwhile
     groups = [Path(at, name) for at, names, _ in walk if Path(at).name == f"barchan-{instance}" for name in names]
-    found = [*groups, *(server.data / "scratch").iterdir()]
+    found = [*groups, *(server.data / "scratch").glob("[!.]*")]
     return [path for path in found if not path.name.startswith("pool-")]
 
 

@@ -106,8 +106,8 @@ def ground(site: Site, volume: Scratch, tmp_path: Path) -> Iterator[Ground]:
     for parent in (site.groups, *([site.v1] if site.v1 else [])):
         for group in [path for path in parent.iterdir() if path.is_dir()]:
             spawn_site.remove_group(group)
-    for name in volume.list():
-        volume.drop(name)
+    for tree in volume.root.iterdir():
+        volume.drop(tree.name)
 
 
 async def wait_end(child: Spawned) -> None:

@@ -3,6 +3,7 @@
     DATA/scratch.img    fully allocated, so that a full host disk cannot turn the volume read-only
     DATA/scratch/       its mount, 0700 root, nosuid nodev
       <sandbox id>/     one subvolume: `u` (upper) and `w` (work) directories of an overlay
+      .spare-<n>/       an empty one that the spawner keeps for a sandbox to come (native/trees.c)
 
 It stays mounted when the agent ends, and is taken up as it is found.
 """
@@ -38,6 +39,8 @@ SCARCE_PART = 8
 """Little is free when it is less than this part of the volume."""
 _ATTRIBUTES = syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV | syscalls.ATTR_NOATIME
 PARTS = ("u", "w")
+SPARE_TREE = "."
+"""How the name of a spare tree begins, and that of no sandbox."""
 
 
 class WritableTree(msgspec.Struct, frozen=True):
@@ -157,8 +160,12 @@ class Scratch:
             return btrfs.usage(fd, btrfs.subvolume_id(fd))
 
     def list(self) -> frozenset[str]:
+        """Names of sandboxes."""
+        return frozenset(name for name in self._all() if not name.startswith(SPARE_TREE))
+
+    def _all(self) -> Iterator[str]:
         # By path: a btrfs directory shows what it held when the descriptor was opened.
-        return frozenset(entry.name for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False))
+        return (entry.name for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False))
 
     def commit(self) -> None:
         btrfs.commit(self._fd)
@@ -193,7 +200,7 @@ class Scratch:
             btrfs.commit(self._fd)
 
     def _live_ids(self) -> Iterator[int]:
-        for name in self.list():
+        for name in self._all():
             try:
                 with self._tree(name) as fd:
                     yield btrfs.subvolume_id(fd)
