@@ -83,8 +83,9 @@ static void refuse(uint64_t id, uint32_t reason, const char *text) {
     link_control(F_REFUSED, 0, id, payload, (uint32_t)(w.at - payload));
 }
 
+/* The request is not on the stack, of which every page that was ever touched stays in memory while the sandbox waits. */
 void ops_start(uint64_t id, uint8_t kind, struct span body) {
-    struct request request;
+    static struct request request;
     struct op *op = NULL;
     if (id <= ops_last)
         refuse(id, REFUSE_KNOWN, "this id was started before");

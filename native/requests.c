@@ -142,7 +142,8 @@ static void get_fields(struct reader *r, struct request *out) {
 
 bool request_parse(uint8_t kind, struct span body, struct request *out) {
     struct reader r = reader_of(body.data, body.size);
-    memset(out, 0, sizeof *out);
+    memset(out, 0, offsetof(struct request, user));
+    *out->user = *out->path = 0;
     out->kind = kind;
     get_text(&r, out->user, sizeof out->user, "");
     get_fields(&r, out);

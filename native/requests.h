@@ -16,9 +16,6 @@ enum put_flag { PUT_PARENTS = 1 };
 /* `argv`, `env` and `command` are malloc'ed blocks that request_release frees. Unused fields of a kind are zero. */
 struct request {
     uint8_t kind;
-    char user[USER_LIMIT];
-    char path[PATH_LIMIT]; /* always absolute; EXEC: the working directory */
-    char to[PATH_LIMIT];
     uint32_t flags;
     uint32_t timeout_ms, grace_ms, nofile;
     uint16_t rows, columns; /* of a terminal */
@@ -30,6 +27,9 @@ struct request {
     uint64_t offset, length;
     uint32_t depth, mode, uid, gid;
     bool follow;
+    char user[USER_LIMIT]; /* from here on only the text that was read is set, of `to` only if it was */
+    char path[PATH_LIMIT]; /* always absolute; EXEC: the working directory */
+    char to[PATH_LIMIT];
 };
 
 /* False if malformed; nothing is left to release then. */
