@@ -75,8 +75,10 @@ class SandboxSpec(_Value, frozen=True, kw_only=True):
     """Environment of every program started in it."""
     secrets: dict[str, str] = {}
     """Like `env`, but the values are never stored or shown: records hold a keyed digest."""
-    user: str = "root"
-    workdir: str = "/"
+    user: str | None = None
+    """Name, `uid` or `uid:gid`; None: as the image says, else root."""
+    workdir: str | None = None
+    """Absolute; None: as the image says, else `/`."""
     hostname: str = "sandbox"
     idle_timeout: float = 3600.0
     """Seconds without any request after which it is stopped."""
@@ -268,13 +270,13 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
         _positive(getattr(spec, field), field)
     if not HOST.fullmatch(spec.hostname):
         raise InvalidRequest("hostname: not a host name", field="hostname")
-    if not spec.workdir.startswith("/"):
-        raise InvalidRequest("workdir: must be absolute", field="workdir")
+    if spec.workdir is not None:
+        check_workdir(spec.workdir)
     for field in ("env", "secrets"):
         for key, value in getattr(spec, field).items():
             check_env(key.encode(), value.encode(), field)
-    check_user(spec.user)
-    _no_nul(spec.workdir.encode(), "workdir")
+    if spec.user is not None:
+        check_user(spec.user)
     size = sum(len(k.encode()) + len(v.encode()) for k, v in spec.labels.items())
     if len(spec.labels) > 64 or size > MOST_LABEL_BYTES:
         raise InvalidRequest(f"labels: at most 64 and {MOST_LABEL_BYTES} bytes together", field="labels")
@@ -295,12 +297,12 @@ def check_exec(request: Exec) -> Exec:
     _check_shell(request)
     _check_argument_bytes(request)
     for item in request.argv:
-        _no_nul(item, "argv")
+        check_no_nul(item, "argv")
     for field in ("env", "secrets"):
         for key, value in getattr(request, field).items():
             check_env(key, value, field)
     if request.cwd is not None:
-        _no_nul(request.cwd, "cwd")
+        check_no_nul(request.cwd, "cwd")
     if request.user is not None:
         check_user(request.user)
     if request.timeout is not None:
@@ -312,11 +314,17 @@ def check_exec(request: Exec) -> Exec:
     return request
 
 
+def check_workdir(path: str) -> None:
+    if not path.startswith("/"):
+        raise InvalidRequest("workdir: must be absolute", field="workdir")
+    check_no_nul(path.encode(), "workdir")
+
+
 def check_user(user: str) -> None:
     """Empty text is no user: it would mean root where somebody meant a variable that was not set."""
     if not user:
         raise InvalidRequest("user: empty", field="user", hint="leave it out for the sandbox's user")
-    _no_nul(user.encode(), "user")
+    check_no_nul(user.encode(), "user")
 
 
 def check_terminal(size: Terminal) -> Terminal:
@@ -368,11 +376,11 @@ def _check_argument_bytes(request: Exec) -> None:
 def check_env(key: bytes, value: bytes, field: str) -> None:
     if not key or b"=" in key:
         raise InvalidRequest(f"{field}: {key!r} is not a variable name", field=field)
-    _no_nul(key, field)
-    _no_nul(value, field)
+    check_no_nul(key, field)
+    check_no_nul(value, field)
 
 
-def _no_nul(value: bytes, field: str) -> None:
+def check_no_nul(value: bytes, field: str) -> None:
     if b"\0" in value:
         raise InvalidRequest(f"{field}: contains a NUL byte", field=field, hint="no program can receive one")
 

@@ -251,10 +251,20 @@ async def test_destroy_is_no_death(backend: Backend) -> None:
 async def test_unknown_environments_are_refused_before_anything_is_made(backend: Backend) -> None:
     spec = SandboxSpec(environment=EnvironmentRef(base="nowhere"))
     with pytest.raises(EnvironmentNotFound):
-        await backend.check(spec)
+        await backend.settle(spec)
     with pytest.raises(EnvironmentNotFound):
         await backend.create(launch(spec=spec))
     assert not await backend.leftovers()
+
+
+async def test_what_is_settled_says_everything_and_stays(backend: Backend) -> None:
+    bare = SandboxSpec(environment=EnvironmentRef(base="tiny"))
+    done = await backend.settle(bare)
+    assert (done.environment.base, done.user, done.workdir) == ("tiny@1", "root", "/")
+    assert await backend.settle(done) == done
+    own = msgspec.structs.replace(bare, user="nobody", workdir="/tmp", env={"A": "b"})
+    done = await backend.settle(own)
+    assert (done.user, done.workdir, done.env) == ("nobody", "/tmp", {"A": "b"})
 
 
 async def test_what_cannot_be_made_leaves_nothing(host: Host, backend: Backend) -> None:
@@ -285,7 +295,7 @@ async def test_what_it_measures(backend: Backend) -> None:
 async def test_a_data_mount_that_is_not_there_is_refused(backend: Backend) -> None:
     spec = msgspec.structs.replace(SPEC, mounts=(DataMount(source="nowhere", target="/data"),))
     with pytest.raises(InvalidRequest) as refused:
-        await backend.check(spec)
+        await backend.settle(spec)
     assert refused.value.field == "mounts.source"
 
 

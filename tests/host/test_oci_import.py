@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from barchan.errors import CreateFailed, InvalidRequest
+from barchan.images import ImageConfig
 from barchan.layers import changeset, lower
 from barchan.layers.conversions import Conversions
 from barchan.layers.sources import Wanted, import_environment
@@ -87,13 +88,12 @@ def test_each_layer_is_one_layer_of_the_store(store: LayerStore, data: Path) -> 
     assert stack is not None
     assert stack == StackFile(
         layers=(*(below.digest for below in layer.below), layer.digest),
-        env={"PATH": "/opt"},
-        workdir="/srv",
-        user="nobody",
+        config=ImageConfig(env={"PATH": "/opt"}, workdir="/srv", user="nobody", entrypoint=("/x",)),
     )
-    assert compose(EnvironmentRef(base="it"), store.resolve) == (layer, layer.below[1], layer.below[0])
+    assert compose(EnvironmentRef(base="it"), store.resolve).layers == (layer, layer.below[1], layer.below[0])
     by_digest = compose(EnvironmentRef(base=entry.digest), store.resolve)
-    assert [layer.digest for layer in by_digest] == [*reversed(stack.layers)]
+    assert [layer.digest for layer in by_digest.layers] == [*reversed(stack.layers)]
+    assert by_digest.environment.base == entry.digest and by_digest.config == stack.config
     assert entry.size == sum(path.stat().st_size for path in (store.root / "sha256").iterdir())
 
 
@@ -179,7 +179,7 @@ def test_removal_keeps_what_another_image_needs(store: LayerStore, data: Path) -
     import_environment(store, "two", image(data, "two", BASE, MIDDLE))
     store.remove("one")
     assert len(files(store)) == 2
-    for layer in compose(EnvironmentRef(base="two"), store.resolve):
+    for layer in compose(EnvironmentRef(base="two"), store.resolve).layers:
         store.check(layer)
     assert not list(Conversions(store).of(diff_id(OTHER)))
     store.remove("two")
@@ -211,7 +211,7 @@ def test_layer_removed_while_an_image_is_imported_is_told(
 def test_images_that_share_layers_can_be_stacked(store: LayerStore, data: Path) -> None:
     import_environment(store, "base", image(data, "one", BASE, OTHER))
     import_environment(store, "more", image(data, "two", BASE, MIDDLE))
-    layers = compose(EnvironmentRef(base="base", toolkits=("more",)), store.resolve)
+    layers = compose(EnvironmentRef(base="base", toolkits=("more",)), store.resolve).layers
     assert len({layer.digest for layer in layers}) == len(layers) == 3
 
 
@@ -246,7 +246,7 @@ def test_malicious_layer_is_refused_and_nothing_is_left(store: LayerStore, data:
 def test_looking_below_leaves_no_mount_and_no_descriptor(store: LayerStore, data: Path) -> None:
     before = held(data)
     import_environment(store, "it", image(data, "image", BASE, MIDDLE, TOP))
-    with lower.mounted([layer.path for layer in compose(EnvironmentRef(base="it"), store.resolve)]) as found:
+    with lower.mounted([layer.path for layer in compose(EnvironmentRef(base="it"), store.resolve).layers]) as found:
         assert found.look((b"lib",)).target == b"usr"
         assert found.look((b"etc", b"base")).kind == "absent"
     assert held(data) == before

@@ -19,7 +19,7 @@ def layers() -> list[bytes]:
     base = [
         *(folder(name) for name in ("bin", "etc", "tmp", "proc", "sys", "dev", "root", "data", "hidden")),
         file("bin/busybox", BUSYBOX.read_bytes(), mode=0o755),
-        *(symlink(f"bin/{name}", "busybox") for name in ("sh", "ls", "cat", "stat", "touch")),
+        *(symlink(f"bin/{name}", "busybox") for name in ("sh", "ls", "cat", "stat", "touch", "id")),
         file("etc/passwd", b"root:x:0:0::/root:/bin/sh\n"),
         file("data/gone", b"gone"),
         file("data/kept", b"kept"),
@@ -56,3 +56,45 @@ async def test_sandbox_shows_the_merged_tree(sandbox: Sandbox) -> None:
     assert await shell(sandbox, "touch hidden/mine data/gone && ls data hidden") == (
         "data:\ngone\nkept\nnew\n\nhidden:\nfresh\nmine\n"
     )
+
+
+PROCESS = {"Env": ["PATH=/bin", "GREETING=hello", "LANG=C"], "User": "1000:1000", "WorkingDir": "data"}
+
+
+async def test_programs_start_as_the_image_says(tmp_path: Path) -> None:
+    server = shared_server()
+    layout = Layout(tmp_path / "image")
+    layout.add("test", layers(), config={"config": PROCESS})
+    name = once(server, "oci-says", "import", "oci-says", str(layout.root))
+    limits = Limits(memory=128 * MIB, pids=64, disk=64 * MIB)
+    async with Client(data=server.data) as client:
+        async with await client.create(name, limits=limits) as made:
+            assert made.info.environment.base == f"{name}@1"
+            assert await shell(made, "pwd; echo $GREETING $LANG $PATH; id -u; id -g") == (
+                "/data\nhello C /bin\n1000\n1000\n"
+            )
+            done = await made.run(["/bin/sh", "-c", "pwd; id -u"], cwd="/", user="root", check=True)
+            assert done.stdout == b"/\n0\n", "what a command says counts"
+        async with await client.create(
+            name, limits=limits, user="root", workdir="/etc", env={"GREETING": "bye"}
+        ) as made:
+            assert await shell(made, "pwd; echo $GREETING $LANG; id -u") == "/etc\nbye C\n0\n"
+
+
+async def test_a_key_stands_for_what_was_asked_and_not_for_what_it_meant(tmp_path: Path) -> None:
+    """A later version of the environment makes no conflict of a repeated request."""
+    server = shared_server()
+    asked, limits = "oci-versions", Limits(memory=128 * MIB, pids=64, disk=64 * MIB)
+    async with Client(data=server.data) as client:
+        for version, word in enumerate(("one", "two"), 1):
+            layout = Layout(tmp_path / word)
+            layout.add("test", layers(), config={"config": {"Env": [f"WORD={word}"]}})
+            server.run("env", "import", asked, str(layout.root))
+            if version == 1:
+                first = await client.create(asked, limits=limits, key="oci-versions-first")
+        again = await client.create(asked, limits=limits, key="oci-versions-first")
+        assert (again.id, again.info.environment.base) == (first.id, f"{asked}@1")
+        assert await shell(again, "echo $WORD") == "one\n"
+        async with await client.create(asked, limits=limits) as newer:
+            assert newer.info.environment.base == f"{asked}@2" and await shell(newer, "echo $WORD") == "two\n"
+        await first.stop()

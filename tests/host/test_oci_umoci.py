@@ -57,7 +57,7 @@ def overlay(work: Path, store: LayerStore, name: str) -> Iterator[Path]:
     with ExitStack() as stack:
         stack.callback(layers.unmount_all)
         fds = [syscalls.open_tree(work / "empty", clone=True)]
-        fds = [*(layers.acquire(layer) for layer in compose(EnvironmentRef(base=name), store.resolve)), *fds]
+        fds = [*(layers.acquire(layer) for layer in compose(EnvironmentRef(base=name), store.resolve).layers), *fds]
         for fd in fds:
             stack.callback(os.close, fd)
         root = syscalls.new_mount("overlay", [("lowerdir+", fd) for fd in fds])

@@ -18,11 +18,11 @@ def resolve(ref: str) -> Layer:
 
 def test_top_comes_first() -> None:
     environment = EnvironmentRef(base="base", workspace="work", toolkits=("t1", "t2"))
-    assert [layer.path.name for layer in compose(environment, resolve)] == ["t2", "t1", "work", "base"]
+    assert [layer.path.name for layer in compose(environment, resolve).layers] == ["t2", "t1", "work", "base"]
 
 
 def test_base_alone() -> None:
-    assert [layer.path.name for layer in compose(EnvironmentRef(base="base"), resolve)] == ["base"]
+    assert [layer.path.name for layer in compose(EnvironmentRef(base="base"), resolve).layers] == ["base"]
 
 
 def test_same_layer_twice_is_refused_under_any_name() -> None:
@@ -34,7 +34,7 @@ def test_same_layer_twice_is_refused_under_any_name() -> None:
 def test_number_of_layers_is_bounded(toolkits: int, ok: bool) -> None:
     environment = EnvironmentRef(base="base", toolkits=tuple(f"t{i}" for i in range(toolkits)))
     if ok:
-        assert len(compose(environment, resolve)) == MOST
+        assert len(compose(environment, resolve).layers) == MOST
         return
     with pytest.raises(InvalidRequest, match="at most 100"):
         compose(environment, resolve)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from barchan.errors import BarchanError, FeatureMissing, InvalidRequest, NodeStorageFull
+from barchan.images import ImageConfig
 from barchan.layers import compression, oci_blobs
 from barchan.layers.oci_blobs import Archive, Directory, blob_name
-from barchan.layers.oci_schema import Defaults, parse_platform
+from barchan.layers.oci_schema import parse_platform
 from barchan.layers.oci_select import Image, layout_image
 from barchan.layers.sources import TYPES, Wanted, import_environment
 from barchan.layers.store import LayerStore
@@ -45,7 +46,23 @@ def test_only_image_needs_no_name(layout: Layout) -> None:
     layout.add("", [LAYER, OTHER], config={"config": process, "unknown": {"field": 1}})
     image = chosen(layout)
     assert [part.diff_id for part in image.layers] == diff_ids(LAYER, OTHER)
-    assert image.defaults == Defaults({"PATH": "/bin", "A": "b=c", "EMPTY": ""}, "/w", "1:2")
+    env = {"PATH": "/bin", "A": "b=c", "EMPTY": ""}
+    assert image.config == ImageConfig(env=env, workdir="/w", user="1:2", entrypoint=("/x",))
+
+
+@pytest.mark.parametrize(
+    "process", [{"Env": ["A=\0"]}, {"User": "a\0"}, {"WorkingDir": "/\0"}, {"Cmd": ["a\0"]}, {"Entrypoint": ["\0"]}]
+)
+def test_a_configuration_that_no_program_can_get_is_refused(layout: Layout, process: dict[str, object]) -> None:
+    layout.add("", [LAYER], config={"config": process})
+    with pytest.raises(InvalidRequest) as refused:
+        chosen(layout)
+    assert refused.value.phase == "resolve" and "configuration" in refused.value.message
+
+
+def test_a_relative_directory_begins_at_the_top(layout: Layout) -> None:
+    layout.add("", [LAYER], config={"config": {"WorkingDir": "srv/app"}})
+    assert chosen(layout).config.workdir == "/srv/app"
 
 
 def test_image_is_chosen_by_tag_or_digest(layout: Layout) -> None:

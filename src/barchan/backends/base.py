@@ -88,11 +88,14 @@ class Backend(Protocol):
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
         """What can be named in a spec on this host."""
 
-    async def check(self, spec: SandboxSpec) -> None:
-        """Refuse early what can be seen early: an unknown environment, a verb this backend lacks."""
+    async def settle(self, spec: SandboxSpec) -> SandboxSpec:
+        """The same with all that its environment decides: the versions of names, and what a request left to the image.
+
+        Refuses early what can be seen early: an unknown environment, a verb this backend lacks. What is settled stays so.
+        """
 
     def take(self, launch: Launch) -> Running | None:
-        """One that was made ahead and is ready; None if there is none: `create` makes one. Errors as of `check`."""
+        """One that was made ahead and is ready; None if there is none: `create` makes one. Errors as of `settle`."""
 
     async def create(self, launch: Launch) -> Running:
         """Make it. On any error nothing is left behind."""

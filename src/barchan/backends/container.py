@@ -23,6 +23,7 @@ from barchan.backends.container_steps import Draft, Order, short_path
 from barchan.backends.pool import Pool
 from barchan.config import Layout, NodeConfig
 from barchan.errors import SandboxUnavailable
+from barchan.images import settled
 from barchan.kernel import processes
 from barchan.kernel.cgroups import GroupTree
 from barchan.kernel.groups import Group
@@ -46,7 +47,7 @@ PROBE_BYTES = 1 * MIB
 POOLED_BYTES = 1 * MIB
 """What one that waits costs, on hosts where it costs most."""
 _ENCODER = msgspec.msgpack.Encoder()
-CHECKED = 64
+SETTLED = 64
 SLOTS_SHARE = 8
 """Of the ranges of host ids one part in so many is for what is made ahead."""
 _OF_COMMANDS: dict[str, Any] = {
@@ -75,8 +76,8 @@ class ContainerBackend:
         self._scratch = scratch
         self._store = store
         self._resolve = ResolvedNames(store)
-        self._checked: dict[int, tuple[SandboxSpec, tuple[Layer, ...]]] = {}
-        """Layers of what was checked and comes to be made, by the identity of the spec."""
+        self._settled: dict[int, tuple[SandboxSpec, tuple[Layer, ...]]] = {}
+        """Layers of what was settled and comes to be made, by the identity of the spec."""
         self._mounts = mounts
         reduced = report.kernel == "reduced"
         self._maker = ContainerMaker(config, ranges, tree, scratch, mounts, native=NATIVE, reduced=reduced)
@@ -112,11 +113,14 @@ class ContainerBackend:
             for e in entries
         )
 
-    async def check(self, spec: SandboxSpec) -> None:
+    async def settle(self, spec: SandboxSpec) -> SandboxSpec:
         check_sources(spec, self._config.data_mounts)
-        while len(self._checked) >= CHECKED:
-            self._checked.pop(next(iter(self._checked)))
-        self._checked[id(spec)] = (spec, compose(spec.environment, self._resolve))
+        whole = compose(spec.environment, self._resolve)
+        done = settled(spec, whole.environment, whole.config)
+        while len(self._settled) >= SETTLED:
+            self._settled.pop(next(iter(self._settled)))
+        self._settled[id(done)] = (done, whole.layers)
+        return done
 
     def take(self, launch: Launch) -> Running | None:
         draft = self._pool.take_ready(self._order(launch.spec))
@@ -138,9 +142,9 @@ class ContainerBackend:
         return Running(pid=draft.child.pid, pid_start=draft.born, place=self._places.get(id, ""))
 
     def _order(self, spec: SandboxSpec) -> Order:
-        known, layers = self._checked.pop(id(spec), (None, ()))
+        known, layers = self._settled.pop(id(spec), (None, ()))
         if known is not spec:
-            layers = compose(spec.environment, self._resolve)
+            layers = compose(spec.environment, self._resolve).layers
         alike = msgspec.structs.replace(spec, **_OF_COMMANDS)
         return Order(spec, layers, _ENCODER.encode((alike, [layer.digest for layer in layers])))
 

@@ -21,6 +21,7 @@ from typing import cast
 from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
 from barchan.backends.fake_commands import Command, Line, Session
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, NotSupported, SandboxUnavailable
+from barchan.images import NO_CONFIG, renamed, settled
 from barchan.pools import PoolInfo
 from barchan.spec import GIB, MIB, SandboxSpec
 from barchan.wire.frames import (
@@ -191,11 +192,17 @@ class _GuestSide(asyncio.Protocol):
             self._transport = None
 
 
+VERSION = "@1"
+"""Of every environment there is."""
+
+
 class FakeWorld:
     """What exists on the fake host."""
 
     def __init__(self, environments: tuple[str, ...] = ("tiny",)) -> None:
         self.environments = environments
+        self.config = NO_CONFIG
+        """What each of them says about programs."""
         self.guests: dict[str, FakeGuest] = {}
         self.pids: dict[str, int] = {}
         self.half_made: set[str] = set()
@@ -218,20 +225,22 @@ class FakeBackend:
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
         return tuple(EnvironmentInfo(name=n, version=1, digest="", size=0, created=0) for n in self.world.environments)
 
-    async def check(self, spec: SandboxSpec) -> None:
+    async def settle(self, spec: SandboxSpec) -> SandboxSpec:
         for name in spec.environment.names():
-            if name not in self.world.environments:
+            if name.removesuffix(VERSION) not in self.world.environments:
                 raise EnvironmentNotFound(f"no environment {name}", field="environment")
         if spec.mounts:
             raise InvalidRequest("mounts: the fake has no data mounts", field="mounts.source")
         if spec.ptrace:
             raise NotSupported("the fake has nothing to trace", field="ptrace")
+        names = [name.removesuffix(VERSION) + VERSION for name in spec.environment.names()]
+        return settled(spec, renamed(spec.environment, names), self.world.config)
 
     def take(self, launch: Launch) -> Running | None:
         return None
 
     async def create(self, launch: Launch) -> Running:
-        await self.check(launch.spec)
+        await self.settle(launch.spec)
         script = launch.spec.labels.get("fake.create", "")
         self.world.half_made.add(launch.id)
         try:

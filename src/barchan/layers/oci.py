@@ -37,9 +37,7 @@ def import_image(
         layers = tuple(conversion.digests())
         if len(layers) > stack.MOST:
             raise wrong(f"the image has {len(layers)} layers, at most {stack.MOST}", "flatten it, or squash layers")
-        document = StackFile(
-            layers=layers, env=image.defaults.env, workdir=image.defaults.workdir, user=image.defaults.user
-        )
+        document = StackFile(layers=layers, config=image.config)
         entry = store.add_stack(conversion.images, document, name, source=source, kind=kind)
         conversion.record()
         return entry

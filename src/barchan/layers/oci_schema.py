@@ -5,12 +5,14 @@ Types, sizes and digests are strict. Unknown fields are ignored: the specificati
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from barchan.errors import InvalidRequest
+from barchan.images import ImageConfig, check_config
 
 MOST_LAYERS = 500
 _COUNT = msgspec.Meta(max_length=10_000)
@@ -76,6 +78,9 @@ class _Process(msgspec.Struct, frozen=True, rename="pascal"):
     env: tuple[_Text, ...] | None = None
     working_dir: _Text | None = None
     user: _Text | None = None
+    entrypoint: tuple[_Text, ...] | None = None
+    cmd: tuple[_Text, ...] | None = None
+    labels: dict[str, str] | None = None
 
 
 class _RootFs(msgspec.Struct, frozen=True):
@@ -99,14 +104,6 @@ class DockerImage(msgspec.Struct, frozen=True, rename="pascal"):
     repo_tags: tuple[_Text, ...] | None = None
 
 
-class Defaults(msgspec.Struct, frozen=True):
-    """What an image says about programs started in it. Entrypoint and command are left out."""
-
-    env: dict[str, str] = {}
-    workdir: str = ""
-    user: str = ""
-
-
 def decode(data: bytes, kind: type[T], shown: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
@@ -114,11 +111,22 @@ def decode(data: bytes, kind: type[T], shown: str) -> T:
         raise wrong(f"{shown} is not as the specification of OCI images says: {error}") from error
 
 
-def defaults_of(config: Config) -> Defaults:
+def config_of(config: Config) -> ImageConfig:
+    """What the image says, checked as if a caller had said it. Names of variables that no program could read are left out."""
     process = config.config or _Process()
     pairs = (item.partition("=") for item in process.env or ())
-    env = {key: value for key, _, value in pairs if key}
-    return Defaults(env, process.working_dir or "", process.user or "")
+    found = ImageConfig(
+        env={key: value for key, _, value in pairs if key},
+        user=process.user or "",
+        workdir=posixpath.join("/", process.working_dir or ""),
+        entrypoint=process.entrypoint or (),
+        command=process.cmd or (),
+        labels=process.labels or {},
+    )
+    try:
+        return check_config(found)
+    except InvalidRequest as error:
+        raise wrong(f"the image's configuration cannot be used: {error.message}") from error
 
 
 def parse_platform(text: str) -> Platform:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from barchan.images import ImageConfig
 from barchan.layers.oci_blobs import Parts, document, verified_document
 from barchan.layers.oci_schema import (
     INDEXES,
     MANIFESTS,
     Config,
-    Defaults,
     Descriptor,
     DockerImage,
     Index,
@@ -21,8 +21,8 @@ from barchan.layers.oci_schema import (
     Manifest,
     Platform,
     check_layer_type,
+    config_of,
     decode,
-    defaults_of,
     wrong,
 )
 
@@ -44,7 +44,7 @@ class Image(msgspec.Struct, frozen=True):
     """Layers from the bottom to the top."""
 
     layers: tuple[LayerPart, ...]
-    defaults: Defaults
+    config: ImageConfig
 
 
 def layout_image(parts: Parts, tag: str, platform: Platform) -> Image:
@@ -61,7 +61,7 @@ def layout_image(parts: Parts, tag: str, platform: Platform) -> Image:
         check_layer_type(layer.media_type)
     _check_config(config, len(manifest.layers), platform)
     pairs = zip(config.rootfs.diff_ids, manifest.layers, strict=True)
-    return Image(tuple(LayerPart(diff_id, blob) for diff_id, blob in pairs), defaults_of(config))
+    return Image(tuple(LayerPart(diff_id, blob) for diff_id, blob in pairs), config_of(config))
 
 
 def _unknown(entry: Descriptor) -> bool:
@@ -134,7 +134,7 @@ def docker_image(parts: Parts, images: Sequence[DockerImage], tag: str, platform
     config = decode(_docker_config(parts, image.config), Config, f"config {image.config!r}")
     _check_config(config, len(image.layers), platform)
     pairs = zip(config.rootfs.diff_ids, image.layers, strict=True)
-    return Image(tuple(LayerPart(diff_id, name=name) for diff_id, name in pairs), defaults_of(config))
+    return Image(tuple(LayerPart(diff_id, name=name) for diff_id, name in pairs), config_of(config))
 
 
 def _docker_config(parts: Parts, name: str) -> bytes:

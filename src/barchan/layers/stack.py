@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from barchan.errors import InvalidRequest
+from barchan.images import ImageConfig, renamed, stacked
 from barchan.layers.store import Layer
 from barchan.spec import EnvironmentRef
 
@@ -12,8 +14,18 @@ MOST = 100
 """Layers of one sandbox. The kernel takes 500, a spawn request 120."""
 
 
-def compose(environment: EnvironmentRef, resolve: Callable[[str], Layer]) -> tuple[Layer, ...]:
-    """The layers of an environment, top first as overlayfs wants them: the last toolkit … workspace, base.
+class Composition(NamedTuple):
+    """An environment as it is now."""
+
+    environment: EnvironmentRef
+    """Each name with its version, so that it stays the same whatever is imported later."""
+    layers: tuple[Layer, ...]
+    """Top first, as overlayfs wants them."""
+    config: ImageConfig
+
+
+def compose(environment: EnvironmentRef, resolve: Callable[[str], Layer]) -> Composition:
+    """The layers of an environment: from the top the last toolkit … workspace, base.
 
     What `resolve` raises passes through. A name for what another name has brought already is refused. Images may share
     layers: of two equal ones only the upper one is kept, for it covers all that the lower one could show.
@@ -33,7 +45,8 @@ def compose(environment: EnvironmentRef, resolve: Callable[[str], Layer]) -> tup
         seen[whole] = name
     layers = {layer.digest: layer for image in reversed(images) for layer in reversed(_layers(image))}
     _check_number(len(layers))
-    return tuple(layers.values())
+    pinned = renamed(environment, [image.reference for image in images])
+    return Composition(pinned, tuple(layers.values()), stacked(image.config for image in images))
 
 
 def _layers(image: Layer) -> tuple[Layer, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt
+from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
 from barchan.layers import refs
 from barchan.names import check_name
@@ -38,6 +39,14 @@ class Layer(msgspec.Struct, frozen=True):
     version: int = 0
     below: tuple[Layer, ...] = ()
     """The other layers of the same image, bottom first."""
+    image: str = ""
+    """Digest of that image; "" when it is this layer alone."""
+    config: ImageConfig = NO_CONFIG
+
+    @property
+    def reference(self) -> str:
+        """The one name that always means this."""
+        return f"{self.name}@{self.version}" if self.version else self.image or self.digest
 
 
 class NameEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +65,7 @@ class StackFile(msgspec.Struct, frozen=True, kw_only=True):
     """An image of several layers, bottom first, and what it says about programs started in it."""
 
     layers: tuple[str, ...]
-    env: dict[str, str] = {}
-    workdir: str = ""
-    user: str = ""
+    config: ImageConfig = NO_CONFIG
 
 
 class _Stamp(msgspec.Struct, frozen=True):
@@ -209,7 +216,7 @@ class LayerStore:
         if stack is None:
             return self._single(digest, name, version, ref)
         *below, top = (self._single(layer, name or ref, version, ref) for layer in stack.layers)
-        return msgspec.structs.replace(top, name=name, below=tuple(below))
+        return msgspec.structs.replace(top, name=name, below=tuple(below), image=digest, config=stack.config)
 
     def _single(self, digest: str, name: str, version: int, ref: str) -> Layer:
         path = self._path(digest)

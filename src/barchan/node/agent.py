@@ -29,7 +29,7 @@ from barchan.errors import (
 )
 from barchan.kernel import processes
 from barchan.node.admission import Room, admit
-from barchan.node.creation import Creation
+from barchan.node.creation import Creation, Wanted
 from barchan.node.execution import Execution
 from barchan.node.info import describe
 from barchan.node.listing import page, wants_ended
@@ -80,11 +80,11 @@ class Agent:
 
     async def create(self, request: m.CreateSandbox) -> SandboxInfo:
         """Make a sandbox, or answer with the one that this key made. Returns when it answers."""
-        spec = check_spec(request.spec)
+        asked = spec = check_spec(request.spec)
         if self.registry.by_key(request.key) is None:
-            await self.backend(spec.backend).check(spec)
+            spec = await self.backend(asked.backend).settle(asked)
             admit(self._room(), spec.limits)
-        return await self.creation.create(spec, request.key)
+        return await self.creation.create(Wanted(spec, asked, request.key))
 
     async def stop(self, id: str, reason: str = "stopped", event: Event = "stop") -> SandboxInfo:
         """End it and remove everything of it. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from barchan.backends.base import Launch, Running
 from barchan.errors import (
@@ -27,6 +27,17 @@ from barchan.spec import Limits, SandboxInfo, SandboxSpec, SandboxState
 if TYPE_CHECKING:
     from barchan.node.agent import Agent
 
+
+class Wanted(NamedTuple):
+    """A request for a sandbox."""
+
+    spec: SandboxSpec
+    """Settled (`Backend.settle`)."""
+    asked: SandboxSpec
+    """As its caller says it: by this a repeated key is known."""
+    key: str
+
+
 _CREATING: tuple[SandboxState, ...] = ("creating",)
 
 
@@ -41,11 +52,12 @@ class Creation:
         self.admitted: list[Limits] = []
         """Of creates on their way into the registry."""
 
-    async def create(self, spec: SandboxSpec, key: str) -> SandboxInfo:
+    async def create(self, wanted: Wanted) -> SandboxInfo:
         """Make a sandbox, or answer with the one that this key made. Returns when it answers."""
-        self.admitted.append(spec.limits)
+        key = wanted.key
+        self.admitted.append(wanted.spec.limits)
         # A claim that is under way comes to its end, and its sandbox with it, also when its caller gives up meanwhile.
-        claiming = self.claiming[key] = self._agent.spawn(self._claim(spec, key, self.claiming.get(key)))
+        claiming = self.claiming[key] = self._agent.spawn(self._claim(wanted, self.claiming.get(key)))
         id, task = await asyncio.shield(claiming)
         return await asyncio.shield(task) if task is not None else self._as_created(id)
 
@@ -60,7 +72,7 @@ class Creation:
             await asyncio.wait([making])
 
     async def _claim(
-        self, spec: SandboxSpec, key: str, earlier: asyncio.Task[Any] | None
+        self, wanted: Wanted, earlier: asyncio.Task[Any] | None
     ) -> tuple[str, asyncio.Task[SandboxInfo] | None]:
         """The sandbox with this key, and its making if that is under way: it begins here if the sandbox is a new one.
 
@@ -69,6 +81,7 @@ class Creation:
         row and is removed by its name.
         """
         began, id = time.perf_counter(), new_id(self._agent.config.name)
+        spec, _, key = wanted
         try:
             if earlier is not None:
                 await asyncio.wait([earlier])
@@ -77,11 +90,11 @@ class Creation:
                 running = self._agent.backend(spec.backend).take(Launch(id=id, spec=spec))
                 if running is None:
                     making = self._start(id, spec)
-                elif await self._take(id, spec, key, running, began):
+                elif await self._take(id, wanted, running, began):
                     return id, None
                 else:
                     id = new_id(self._agent.config.name)
-            return await self._claim_new(id, spec, key, making, began)
+            return await self._claim_new(id, wanted, making, began)
         finally:
             self.admitted.remove(spec.limits)
             if self.claiming.get(key) is asyncio.current_task():
@@ -90,15 +103,13 @@ class Creation:
     def _start(self, id: str, spec: SandboxSpec) -> asyncio.Task[Running]:
         return self._agent.spawn(self._agent.backend(spec.backend).create(Launch(id=id, spec=spec)))
 
-    async def _take(self, id: str, spec: SandboxSpec, key: str, running: Running, began: float) -> bool:
+    async def _take(self, id: str, wanted: Wanted, running: Running, began: float) -> bool:
         """Claim a sandbox that was ready, and meanwhile ask whether it answers: one entry in the registry says that it is.
 
         False if it does not; then there is no such entry.
         """
-        sandbox = LiveSandbox(
-            id, spec, spec.secrets, self._agent.backend(spec.backend), self._agent.recorder, self._agent.broken
-        )
-        claiming = asyncio.get_running_loop().create_task(self._claim_made(sandbox, key, running, began))
+        sandbox = self._living(id, wanted.spec)
+        claiming = asyncio.get_running_loop().create_task(self._claim_made(sandbox, wanted, running, began))
         try:
             await sandbox.connect()
         except (BarchanError, OSError) as error:
@@ -113,19 +124,24 @@ class Creation:
         self._agent.serve(sandbox)
         return True
 
+    def _living(self, id: str, spec: SandboxSpec) -> LiveSandbox:
+        agent = self._agent
+        return LiveSandbox(id, spec, spec.secrets, agent.backend(spec.backend), agent.recorder, agent.broken)
+
     async def _give_back(self, id: str, sandbox: LiveSandbox, error: Exception) -> None:
         await self._discard(id, sandbox, error)
         await self._agent.registry.remove(id)
         await self._agent.recorder.stop(id, str(error), failed=True)
         self._agent.recorder.forget(id)
 
-    async def _claim_made(self, sandbox: LiveSandbox, key: str, running: Running, began: float) -> None:
-        id, spec, now = sandbox.id, sandbox.spec, time.time()
+    async def _claim_made(self, sandbox: LiveSandbox, wanted: Wanted, running: Running, began: float) -> None:
+        id, now = sandbox.id, time.time()
+        spec, asked, key = wanted
         recorded = asyncio.ensure_future(self._agent.recorder.create(id, spec, key))
         made, expires = _made(running, began), now + spec.lifetime
         try:
             claim = await self._agent.registry.claim(
-                id, spec, create_key=key, created=now, expires=expires, state="ready", made=made
+                id, spec, asked=asked, create_key=key, created=now, expires=expires, state="ready", made=made
             )
             sandbox.known = claim.synced
             await recorded
@@ -144,11 +160,14 @@ class Creation:
         await self._agent.backend(sandbox.spec.backend).destroy(id)
 
     async def _claim_new(
-        self, id: str, spec: SandboxSpec, key: str, making: asyncio.Task[Running] | None, began: float
+        self, id: str, wanted: Wanted, making: asyncio.Task[Running] | None, began: float
     ) -> tuple[str, asyncio.Task[SandboxInfo] | None]:
         now = time.time()
+        spec, asked, key = wanted
         try:
-            claim = await self._agent.registry.claim(id, spec, create_key=key, created=now, expires=now + spec.lifetime)
+            claim = await self._agent.registry.claim(
+                id, spec, asked=asked, create_key=key, created=now, expires=now + spec.lifetime
+            )
         except BarchanError:
             if making is not None:
                 await asyncio.wait([making])
@@ -166,9 +185,7 @@ class Creation:
                 running = await making
             finally:
                 await recorded
-            sandbox = LiveSandbox(
-                row.id, spec, spec.secrets, self._agent.backend(spec.backend), self._agent.recorder, self._agent.broken
-            )
+            sandbox = self._living(row.id, spec)
             sandbox.known = claim.synced
             await sandbox.connect()
             made = _made(running, began)

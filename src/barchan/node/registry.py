@@ -118,6 +118,7 @@ class Registry:
         id: str,
         spec: SandboxSpec,
         *,
+        asked: SandboxSpec | None = None,
         create_key: str = "",
         created: float,
         expires: float,
@@ -126,15 +127,17 @@ class Registry:
     ) -> Claim:
         """Insert a sandbox, with what is known of one that runs already, or answer with the one that has the key already.
 
-        It returns when that outlives this process; `Claim.synced` says when it outlives the host. Raises `Conflict` when key or id stand for another request.
+        It returns when that outlives this process; `Claim.synced` says when it outlives the host. Raises `Conflict` when key or id stand for
+        another request: `asked` is what was settled to `spec`, if that is not the same.
         """
         redacted = self._redactor.spec(spec)
+        wanted = redacted if asked is None else self._redactor.spec(asked)
         row = SandboxRow(
             id=id,
             state=state,
             spec=redacted,
             create_key=create_key,
-            digest=self._digest(redacted),
+            digest=self._digest(wanted),
             created=created,
             last_used=created,
             expires=expires,

@@ -16,6 +16,7 @@ from barchan.errors import (
     SandboxUnavailable,
     ShellEnded,
 )
+from barchan.images import ROOT, TOP
 from barchan.node import outcome
 from barchan.node.channel import GuestChannel
 from barchan.node.ends import Caller, Reader, places_of
@@ -58,6 +59,7 @@ class LiveSandbox:
     ) -> None:
         self.id = id
         self.spec = spec
+        self._user, self._workdir = spec.user or ROOT, (spec.workdir or TOP).encode()
         self._env = {k.encode(): v.encode() for k, v in {**spec.env, **secrets}.items()}
         self._backend = backend
         self._recorder = recorder
@@ -280,8 +282,8 @@ class LiveSandbox:
             return guest.start(execution.seq, OpKind.RUN, b"", encode_run(exec_, self._shells.operation(exec_.shell)))
         if exec_.opens_shell:
             self._shells.opened(execution.id)
-        user = exec_.user if exec_.user is not None else self.spec.user
-        cwd = exec_.cwd if exec_.cwd is not None else self.spec.workdir.encode()
+        user = exec_.user if exec_.user is not None else self._user
+        cwd = exec_.cwd if exec_.cwd is not None else self._workdir
         execution.user, execution.cwd = user, cwd.decode(errors="replace")
         defaults = {b"PATH": PATH} if exec_.tty is None else {b"PATH": PATH, b"TERM": TERM}
         env = {**defaults, **self._env, **exec_.env, **exec_.secrets}
@@ -340,7 +342,7 @@ class LiveSandbox:
     async def operate(self, request: m.OfFile, operation: Operation) -> bytes:
         """Run a file operation to its end. Returns the guest's detail."""
         kind, body = encode_file(request)
-        user = request.user if request.user is not None else self.spec.user
+        user = request.user if request.user is not None else self._user
         operation.user = user
         return await self._operate(operation, request.op, kind, body, request.path, user)
 

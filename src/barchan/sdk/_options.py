@@ -25,8 +25,8 @@ class SandboxOptions(TypedDict, total=False):
     labels: Mapping[str, str] | None
     env: Mapping[str, str] | None
     secrets: Mapping[str, str] | None
-    user: str
-    workdir: str
+    user: str | None
+    workdir: str | None
     hostname: str
     idle_timeout: float
     lifetime: float
