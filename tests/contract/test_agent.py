@@ -109,6 +109,17 @@ class Unreachable(FakeBackend):
         return await super().connect(id, factory)
 
 
+class HungUp(FakeBackend):
+    """Its guests die while they are dialled, before anybody looks at the connection."""
+
+    async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
+        transport = await super().connect(id, factory)
+        self.kill(id)
+        while transport.get_protocol() is not None:
+            await asyncio.sleep(0)
+        return transport
+
+
 class ShortLived(FakeBackend):
     """Its guests die between their greeting and the watch."""
 
@@ -117,8 +128,11 @@ class ShortLived(FakeBackend):
         self.kill(id)
 
 
-async def test_a_guest_that_dies_before_its_greeting_is_a_failed_create(tmp_path: Path, world: FakeWorld) -> None:
-    async with agent_on(config_for(tmp_path / "data"), Unreachable(world)) as agent:
+@pytest.mark.parametrize("backend", [Unreachable, HungUp])
+async def test_a_guest_that_dies_before_its_greeting_is_a_failed_create(
+    tmp_path: Path, world: FakeWorld, backend: type[FakeBackend]
+) -> None:
+    async with agent_on(config_for(tmp_path / "data"), backend(world)) as agent, asyncio.timeout(10):
         for _ in range(2):
             with pytest.raises(errors.CreateFailed):
                 await Caller(agent).create(key="young")

@@ -74,11 +74,14 @@ class GuestChannel(asyncio.BufferedProtocol):
         self._on_lost(self, error)
 
     async def greet(self) -> guest.Welcome:
-        """Wait for the WELCOME. Raises `SandboxUnavailable`."""
+        """Wait for the WELCOME. Raises `SandboxUnavailable`, also when the guest hung up right behind it."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self.greeted), GREETING_SECONDS)
+            welcome = await asyncio.wait_for(asyncio.shield(self.greeted), GREETING_SECONDS)
         except TimeoutError as error:
             raise SandboxUnavailable("the guest does not answer", phase="greet") from error
+        if self._transport is None:
+            raise SandboxUnavailable("the guest hung up after its greeting", phase="greet")
+        return welcome
 
     def send(self, data: bytes) -> None:
         """Frames for the guest, at once: a write is a system call. Dropped when the connection is gone; `on_lost` has said so."""

@@ -81,12 +81,12 @@ class LiveSandbox:
 
     async def connect(self) -> None:
         """Dial, greet, and take up what the guest knows. Raises `SandboxUnavailable`."""
+        # Not asked of the transport, which has none any more when the guest hung up meanwhile.
+        channel = GuestChannel(self._lost)
         try:
-            transport = await self._backend.connect(self.id, lambda: GuestChannel(self._lost))
+            await self._backend.connect(self.id, lambda: channel)
         except OSError as error:
             raise SandboxUnavailable(f"cannot reach the guest: {error}", phase="connect") from error
-        channel = transport.get_protocol()
-        assert isinstance(channel, GuestChannel), "the factory made it"
         welcome = await channel.greet()
         self._channel = channel
         self._unused = self._backend.usage(self.id) if welcome.last else Usage(0, 0)
