@@ -31,7 +31,7 @@ def shown(link: Link, result: Result, text: bytes) -> None:
 
 
 def test_the_program_has_a_terminal_of_its_own(guest: Guest, link: Link) -> None:
-    script = "test -t 0 && test -t 1 && test -t 2 && stat -c '%u %a' $(tty) && stty size; echo x > /dev/tty; ps -o tpgid=,pid= -p $$"
+    script = "test -t 0 && test -t 1 && test -t 2 && stat -c '%u %a' $(tty) && stty size; echo x > /dev/tty; echo $(cut -d' ' -f8 /proc/$$/stat) $$"
     op, result = on_terminal(guest, link, script, rows=41, columns=123)
     done = link.wait(op)
     assert (done.outcome, done.code) == (GuestOutcome.EXITED, 0)

@@ -86,7 +86,7 @@ import os, sys, barchan
 [getattr(barchan, name) for name in barchan.__all__]  # loaded when first used, which another user may not be able to
 import barchan.cli.main as main, barchan.cli.up, barchan.cli.down, barchan.cli.sandboxes, barchan.cli.env, barchan.cli.run
 import barchan.cli.datadir, barchan.sdk, asyncio, barchan.cli.tables, barchan.cli.interrupts, barchan.cli.drive
-import barchan.cli.descriptors, encodings.idna
+import barchan.cli.descriptors, encodings.idna, barchan.node.rows
 os.setgid(65534)
 os.setuid(65534)
 sys.exit(main.invoke(sys.argv[1:]))

@@ -16,7 +16,7 @@ from barchan.errors import (
     ProtocolError,
     SandboxStopped,
 )
-from barchan.wire.frames import Frame, FrameType, decode_data, encode
+from barchan.wire.frames import Frame, FrameType, decode_data, encode, encode_data
 from barchan.wire.link import Answered, Incoming, Link
 from barchan.wire.messages import pack, unpack, unpack_call
 
@@ -258,3 +258,14 @@ async def test_what_does_not_belong_on_a_link_is_refused(frame: bytes) -> None:
 async def test_a_caller_takes_no_calls() -> None:
     with pytest.raises(ProtocolError):
         Link(lambda *parts: None, dialled=True).feed(encode(FrameType.CALL, 2))
+
+
+async def test_what_comes_after_the_end_is_dropped_wherever_it_was_cut() -> None:
+    """Whoever takes a frame hangs up: the frames behind it, of which the last is not whole, are nobody's."""
+    caller = Link(lambda *parts: None, dialled=True)
+    call = caller.call(b"", lambda frame: caller.close(SandboxStopped("enough")))
+    taken, cut = encode_data(call.id, 1, 0, b"taken"), encode_data(call.id, 1, 5, b"\xff" * 5000)
+    caller.feed(taken + taken + cut[:100])
+    caller.feed(cut[100:])
+    with pytest.raises(SandboxStopped):
+        await call.answer

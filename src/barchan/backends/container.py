@@ -268,7 +268,7 @@ class ContainerBackend:
     async def destroy(self, id: str) -> None:
         pidfd = self._pidfds.pop(id, -1)
         if pidfd >= 0:
-            await self._maker.end(pidfd)
+            await self._maker.end(pidfd, self._places.get(id, id))
         group = self._groups.pop(id, None)
         if group is not None:
             group.close()

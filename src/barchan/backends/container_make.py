@@ -33,6 +33,7 @@ ATTACH = TIMES.index("cgroups")
 SHM_SHARE = 4
 """/dev/shm may hold this part of the memory limit; its pages count against it."""
 END_SECONDS = 30
+HURRY_SECONDS = 1.0
 OOM_SCORE = 300
 """Sandboxes go before the host's own processes."""
 _PARKED_LOST = ("parked", "spawner", "child-died")
@@ -168,7 +169,7 @@ class ContainerMaker:
 
     async def discard(self, draft: Draft) -> None:
         if draft.child is not None:
-            await self.end(draft.pidfd)
+            await self.end(draft.pidfd, draft.name)
         await self.in_thread(lambda: self._undo(draft))
         self.ahead.discard(draft.name)
 
@@ -199,8 +200,8 @@ class ContainerMaker:
 
     # --- ending
 
-    async def end(self, pidfd: int) -> None:
-        """Kill the first process and wait for it: the kernel ends all others with it."""
+    async def end(self, pidfd: int, name: str) -> None:
+        """Kill the first process of a place and wait for it: the kernel ends all others with it."""
         loop = asyncio.get_running_loop()
         gone = loop.create_future()
         loop.add_reader(pidfd, _resolve, gone)
@@ -208,12 +209,20 @@ class ContainerMaker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             async with asyncio.timeout(END_SECONDS):
+                await asyncio.wait([gone], timeout=HURRY_SECONDS)
+                if not gone.done():
+                    self._hurry(name)
                 await gone
         except TimeoutError as error:
             raise SandboxUnavailable("its first process does not die", phase="stop") from error
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
+
+    def _hurry(self, name: str) -> None:
+        """To die costs time of the processor, and many processes may have used up what the sandbox has."""
+        with contextlib.suppress(OSError):
+            self._tree.named(name).unthrottle()
 
     async def remove(self, place: str) -> None:
         """Everything there is of a place, also what runs in it. Idempotent."""

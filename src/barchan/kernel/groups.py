@@ -136,6 +136,13 @@ class Group:
         text = _text((group or self.unified) / "cpu.stat").encode()
         return _value(text, b"throttled_time") / 1e9 if group else _value(text, b"throttled_usec") / 1e6
 
+    def unthrottle(self) -> None:
+        """Take its limit of CPU time away."""
+        if group := self.v1.get("cpu"):
+            (group / "cpu.cfs_quota_us").write_text("-1")
+        else:
+            (self.unified / "cpu.max").write_text("max")
+
     def limit_hits(self) -> tuple[int, int]:
         """How often a process was killed for memory, and how often one more was refused."""
         # Asked for with each command: opening the files would cost ten times the reading.

@@ -62,16 +62,16 @@ class Tar:
             if not os.fstat(self._file.fileno()).st_size:
                 return
             raise self.unreadable(error) from error
-        at = -1
+        begins, at = 0, -1
         while (member := self._next(tar)) is not None:
             if tar.offset <= at or member.size < 0:
                 raise self.unreadable("a header with a negative size")
-            at = tar.offset
+            begins = at = tar.offset
             tar.members.clear()  # tarfile keeps all of them
             yield member
             if self._ends_with(member, tar.offset):
                 return
-        self._check_end(tar.offset)
+        self._check_end(begins)
 
     def _next(self, tar: Any) -> tarfile.TarInfo | None:
         try:
@@ -89,7 +89,7 @@ class Tar:
         return member.offset_data + sum(length for _, length in self._pieces(member)) == size < at
 
     def _check_end(self, at: int) -> None:
-        """tarfile stops in silence at a damaged or cut header."""
+        """tarfile stops in silence at a damaged or cut header; `at`: where that of the next member would begin."""
         block = os.pread(self._file.fileno(), _BLOCK, at)
         if block and block != bytes(_BLOCK):
             raise self.unreadable(f"the header at byte {at} is damaged or cut short")

@@ -204,11 +204,16 @@ class Link:
 
     def received(self, view: memoryview, size: int) -> None:
         """`size` bytes are in a view that `room` gave. Raises `ProtocolError` when the peer breaks the protocol."""
-        self._take(self._reader.received(view, size))
+        if self.lost is None:
+            self._take(self._reader.received(view, size))
 
     def feed(self, data: Payload) -> None:
-        """Take received bytes. Raises `ProtocolError` when the peer breaks the protocol."""
-        self._take(self._reader.feed(data))
+        """Take received bytes. Raises `ProtocolError` when the peer breaks the protocol.
+
+        What comes after the link was closed is dropped: the frames before it may not have been taken to their end.
+        """
+        if self.lost is None:
+            self._take(self._reader.feed(data))
 
     def _take(self, frames: Iterable[Frame]) -> None:
         for frame in frames:

@@ -60,21 +60,17 @@ def without_baton(work: Callable[..., T], *args: Any) -> T:
         _baton.release()
         return work(*args)
     finally:
-        _retake()
-
-
-def _retake() -> None:
-    """An interrupt is raised after it."""
-    interrupt: BaseException | None = None
-    while True:
-        try:
-            if held():
-                break
-            _baton.acquire()
-        except BaseException as raised:  # noqa: BLE001  raised below
-            interrupt = raised
-    if interrupt is not None:
-        raise interrupt
+        # Here and not in a function of its own, at whose beginning an interrupt could be raised. It is raised behind this.
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                if held():
+                    break
+                _baton.acquire()
+            except BaseException as raised:  # noqa: BLE001  raised below
+                interrupt = raised
+        if interrupt is not None:
+            raise interrupt
 
 
 def _send() -> None:
