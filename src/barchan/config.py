@@ -16,11 +16,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from barchan.spec import GIB, MIB
+
+T = TypeVar("T")
 
 DEFAULT_DATA = Path("/var/lib/barchan")
 MAX_SANDBOXES = 1000
@@ -84,6 +86,17 @@ class Layout(msgspec.Struct, frozen=True):
         return self.run / "node.sock"
 
 
+class RegistryAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How registries of images are reached. What is None is as skopeo has it: /etc/containers, and the agent's own login."""
+
+    auth_file: Path | None = None
+    """As `docker login`, `podman login` and `skopeo login` write it."""
+    registries_conf: Path | None = None
+    """Mirrors, and registries without TLS: containers-registries.conf(5)."""
+    stall: float = 60.0
+    """Seconds without a byte or an answer after which a registry is given up."""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node agent."""
 
@@ -126,6 +139,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When what is recorded of one live sandbox exceeds this, its new commands are `sandbox_log_full`. 0: half of `log_bytes`."""
     data_mounts: dict[str, Path] = {}
     """Directories of this host that sandboxes may mount read-only, by the names that they know them by."""
+    registry: RegistryAccess = RegistryAccess()
+    pulls: int = 2
+    """Images that are fetched and converted at the same time; others wait."""
     sweep_seconds: float = 2.0
     """How often lifetimes are checked; they are kept within 5 s."""
 
@@ -153,3 +169,19 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """TCP connections that have not shown the token yet. One more closes the oldest of them."""
     kept_files: int = 256
     """Of the open files that the process may have, those that TCP connections leave to the unix sockets."""
+
+
+def encode_config(config: msgspec.Struct) -> bytes:
+    """JSON; paths are strings."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def decode_config(data: bytes, type_: type[T]) -> T:
+    """Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(data, type=type_, dec_hook=_path_hook)
+
+
+def _path_hook(type_: type, value: Any) -> Any:
+    if issubclass(type_, Path):
+        return Path(value)
+    raise NotImplementedError(type_)

@@ -12,6 +12,8 @@ its own table, so that no remote side can choose what is imported or constructed
     │   ├── Conflict                 the same id or key was used for a different request
     │   ├── NotSupported             this backend or host cannot do that verb
     │   ├── EnvironmentNotFound
+    │   ├── ImageNotFound            the registry has no such image
+    │   ├── ImageDenied              the registry wants other credentials, or says so instead of "not found"
     │   ├── SandboxNotFound
     │   ├── NodeNotFound
     │   ├── ExecNotFound
@@ -33,6 +35,7 @@ its own table, so that no remote side can choose what is imported or constructed
     ├── NodeError                    the host of the sandbox is at fault
     │   ├── AdmissionRefused         no room now; another node or a later try may do
     │   ├── CreateFailed             `phase` says where
+    │   ├── RegistryUnavailable      it cannot be reached, or does not answer in time
     │   ├── LayerCorrupt
     │   ├── LogCorrupt               a trajectory segment does not hold what was written to it
     │   ├── RecordGone               it was recorded, and removed from the log since to make room
@@ -156,6 +159,16 @@ class EnvironmentNotFound(CallerError):
     status = 404
 
 
+class ImageNotFound(CallerError):
+    code = "image_not_found"
+    status = 404
+
+
+class ImageDenied(CallerError):
+    code = "image_denied"
+    status = 403
+
+
 class SandboxNotFound(CallerError):
     code = "sandbox_not_found"
     status = 404
@@ -256,6 +269,12 @@ class AdmissionRefused(NodeError):
 
 class CreateFailed(NodeError):
     code = "create_failed"
+
+
+class RegistryUnavailable(NodeError):
+    code = "registry_unavailable"
+    retry = True
+    status = 502
 
 
 class LayerCorrupt(NodeError):

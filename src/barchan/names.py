@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from barchan.errors import InvalidRequest
+from barchan.image_refs import is_image, parse_image
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 REF = re.compile(rf"(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
@@ -22,10 +23,14 @@ def check_name(value: str, field: str) -> str:
 
 
 def check_ref(value: str, field: str) -> str:
+    """Of an environment, or of an image in a registry."""
+    if is_image(value):
+        parse_image(value, field)
+        return value
     if not REF.fullmatch(value) or ".." in value:
         raise InvalidRequest(
             f"{field}: {value!r} is not an environment reference",
             field=field,
-            hint="use name, name@version or sha256:<64 hex digits>",
+            hint="use name, name@version, sha256:<64 hex digits> or docker://REGISTRY/NAME:TAG",
         )
     return value

@@ -127,7 +127,7 @@ def test_importing_again_is_the_same_layer(store: LayerStore, tree: Path, data: 
     copy = make_tree(data / "elsewhere")
     assert import_layer(store, "base", copy) == first
     assert len(list((store.root / "sha256").iterdir())) == 1
-    assert [entry.version for entry in store.list()] == [1]
+    assert [entry.version for entry in store.catalog.entries()] == [1]
 
 
 @pytest.mark.parametrize("change", ["content", "mode", "owner", "name", "attribute", "time"])
@@ -194,7 +194,7 @@ def test_what_no_layer_may_hold_is_refused_by_name(store: LayerStore, tree: Path
 
 
 def nothing_left(store: LayerStore) -> None:
-    assert store.list() == ()
+    assert store.catalog.entries() == ()
     assert not list((store.root / "sha256").iterdir())
     assert not list((store.root / "tmp").iterdir())
 

@@ -73,7 +73,7 @@ def held(data: Path) -> tuple[list[str], int]:
 
 
 def nothing_left(store: LayerStore) -> None:
-    assert store.list() == ()
+    assert store.catalog.entries() == ()
     left = [path for path in store.root.rglob("*") if path.is_file() and path.name != "lock"]
     assert not left
     assert not list((store.root / "tmp").iterdir())
@@ -154,7 +154,7 @@ def test_same_image_again_is_no_new_version_and_reads_no_layer(store: LayerStore
     lines: list[str] = []
     assert import_environment(store, "it", root, progress=lines.append) == first
     assert [line.split(":")[1] for line in lines] == [" known, sha256"] * 3
-    assert [entry.version for entry in store.list()] == [1]
+    assert [entry.version for entry in store.catalog.entries()] == [1]
 
 
 def test_layer_that_two_images_share_is_converted_once(
@@ -204,7 +204,7 @@ def test_layer_removed_while_an_image_is_imported_is_told(
     with pytest.raises(CreateFailed, match="removed meanwhile"):
         import_environment(store, "two", root)
     monkeypatch.undo()
-    store.remove("two") if store.list() else None
+    store.remove("two") if store.catalog.entries() else None
     import_environment(store, "two", root)
 
 

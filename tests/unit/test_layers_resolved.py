@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> LayerStore:
 
 def settle(store: LayerStore, name: str) -> None:
     """As if its last change were long ago."""
-    past = store.changed(name) - 2 * SETTLED_NS
+    past = store.catalog.changed(name) - 2 * SETTLED_NS
     os.utime(store.root / "names" / name, ns=(past, past))
 
 

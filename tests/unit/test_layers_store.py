@@ -49,7 +49,7 @@ def test_versions_count_up_and_newest_wins(store: LayerStore) -> None:
     assert (first.version, second.version) == (1, 2)
     assert store.resolve("base") == second
     assert store.resolve("base@1") == first
-    assert [(e.name, e.version, e.kind) for e in store.list()] == [("base", 1, "test"), ("base", 2, "test")]
+    assert [(e.name, e.version, e.kind) for e in store.catalog.entries()] == [("base", 1, "test"), ("base", 2, "test")]
 
 
 def test_ten_versions_are_ordered_as_numbers(store: LayerStore) -> None:
@@ -201,8 +201,8 @@ def add_many(root: Path, worker: int) -> None:
 def test_processes_may_add_at_once(store: LayerStore) -> None:
     with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
         list(pool.map(add_many, [store.root] * 4, range(4)))
-    assert [entry.version for entry in store.list()] == list(range(1, 41))
-    assert len({entry.digest for entry in store.list()}) == len(files(store)) == 40
+    assert [entry.version for entry in store.catalog.entries()] == list(range(1, 41))
+    assert len({entry.digest for entry in store.catalog.entries()}) == len(files(store)) == 40
 
 
 def test_directories_and_files_are_closed_to_others(tmp_path: Path) -> None:

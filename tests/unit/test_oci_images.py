@@ -222,7 +222,7 @@ def test_damaged_blob_is_named_and_nothing_is_made(layout: Layout, tmp_path: Pat
 
 
 def nothing_left(store: LayerStore) -> None:
-    assert store.list() == ()
+    assert store.catalog.entries() == ()
     left = [path for path in store.root.rglob("*") if path.is_file() and path.name != "lock"]
     assert not left
     assert not list((store.root / "tmp").iterdir())

@@ -21,8 +21,10 @@ from barchan.backends.container_data import check_sources
 from barchan.backends.container_make import ContainerMaker
 from barchan.backends.container_steps import Draft, Order, short_path
 from barchan.backends.pool import Pool
+from barchan.backends.pulls import Pulls
 from barchan.config import Layout, NodeConfig
-from barchan.errors import SandboxUnavailable
+from barchan.errors import EnvironmentNotFound, SandboxUnavailable
+from barchan.image_refs import is_image
 from barchan.images import settled
 from barchan.kernel import processes
 from barchan.kernel.cgroups import GroupTree
@@ -31,11 +33,12 @@ from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
+from barchan.layers.pull import known
 from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import Layer, LayerStore
 from barchan.pools import PoolInfo
-from barchan.spec import MIB, SandboxSpec
+from barchan.spec import MIB, EnvironmentRef, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 SOCKET = "s"
@@ -76,6 +79,7 @@ class ContainerBackend:
         self._scratch = scratch
         self._store = store
         self._resolve = ResolvedNames(store)
+        self._pulls = Pulls(config.layout.layers, config.registry, config.pulls)
         self._settled: dict[int, tuple[SandboxSpec, tuple[Layer, ...]]] = {}
         """Layers of what was settled and comes to be made, by the identity of the spec."""
         self._mounts = mounts
@@ -107,7 +111,7 @@ class ContainerBackend:
     # --- making
 
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
-        entries = await self._maker.in_thread(self._store.list)
+        entries = await self._maker.in_thread(self._store.catalog.entries)
         return tuple(
             EnvironmentInfo(name=e.name, version=e.version, digest=e.digest, size=e.size, created=e.created)
             for e in entries
@@ -115,12 +119,25 @@ class ContainerBackend:
 
     async def settle(self, spec: SandboxSpec) -> SandboxSpec:
         check_sources(spec, self._config.data_mounts)
-        whole = compose(spec.environment, self._resolve)
+        try:
+            whole = compose(spec.environment, self._resolve)
+        except EnvironmentNotFound:
+            if not await self._fetched(spec.environment):
+                raise
+            whole = compose(spec.environment, self._resolve)
         done = settled(spec, whole.environment, whole.config)
         while len(self._settled) >= SETTLED:
             self._settled.pop(next(iter(self._settled)))
         self._settled[id(done)] = (done, whole.layers)
         return done
+
+    async def _fetched(self, environment: EnvironmentRef) -> bool:
+        """Whether it has images that were not here."""
+        images = [name for name in environment.names() if is_image(name)]
+        missing = await self._maker.in_thread(lambda: [image for image in images if not known(self._store, image)])
+        for image in missing:
+            await self._pulls.pull(image)
+        return bool(missing)
 
     def take(self, launch: Launch) -> Running | None:
         draft = self._pool.take_ready(self._order(launch.spec))
@@ -289,6 +306,7 @@ class ContainerBackend:
         )
 
     async def close(self) -> None:
+        await self._pulls.close()
         await self._pool.close()
         for group in self._groups.values():
             group.close()

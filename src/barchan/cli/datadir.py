@@ -13,17 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
 from barchan.cli.processes import ProcessRef
-from barchan.config import ApiConfig, Layout, NodeConfig
+from barchan.config import ApiConfig, Layout, NodeConfig, decode_config, encode_config
 from barchan.errors import Conflict, InvalidRequest, NodeStorageFull
 from barchan.kernel import mounts
 from barchan.names import check_name
-
-T = TypeVar("T")
 
 SOCKET_PATH_MOST = 107
 """Bytes in sockaddr_un."""
@@ -36,22 +33,6 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeConfig
     supervisor: ProcessRef | None = None
     services: dict[str, ProcessRef] = {}
-
-
-def encode_config(config: ApiConfig | NodeConfig | UpRecord) -> bytes:
-    """JSON; paths are strings."""
-    return msgspec.json.encode(config, enc_hook=str)
-
-
-def decode_config(data: bytes, type_: type[T]) -> T:
-    """Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(data, type=type_, dec_hook=_path_hook)
-
-
-def _path_hook(type_: type, value: Any) -> Any:
-    if issubclass(type_, Path):
-        return Path(value)
-    raise NotImplementedError(type_)
 
 
 def log_path(layout: Layout) -> Path:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from barchan.cli.progress import busy
-from barchan.cli.session import DIRECTORY, Session, data_option, json_option, need_root
+from barchan.cli.session import DIRECTORY, FILE, Session, data_option, json_option, need_root
 from barchan.cli.text import plain, span
 from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
+from barchan.image_refs import is_image
 from barchan.sizes import size
 
 if TYPE_CHECKING:
+    from barchan.layers.catalog import NameEntry
     from barchan.layers.sources import SourceType
-    from barchan.layers.store import Layer, LayerStore, NameEntry
+    from barchan.layers.store import Layer, LayerStore
 
 
 @click.group()
@@ -53,13 +55,13 @@ def _announce(session: Session, layer: Layer | NameEntry, known: dict[str, int])
     if session.json:
         session.emit({**layer_document(layer), "unchanged": unchanged})
     else:
-        line = f"{layer.name}@{layer.version}  {layer.digest}  {size(layer.size)}"
+        line = f"{layer.reference}  {layer.digest}  {size(layer.size)}"
         click.echo(f"{line}  unchanged" if unchanged else line)
 
 
 def newest(store: LayerStore) -> dict[str, int]:
     """Version by name."""
-    return {entry.name: entry.version for entry in store.list()}
+    return {entry.name: entry.version for entry in store.catalog.entries()}
 
 
 TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
@@ -90,6 +92,38 @@ def import_command(
     with busy(f"importing {plain(name)}"):
         layer = import_environment(store, name, source, wanted, progress=_progress)
     _announce(session, layer, known)
+
+
+@env.command("pull")
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
+@click.option("--platform", metavar="OS/ARCH", default="linux/amd64", show_default=True, help="Of the image.")
+@click.option("--registry-auth", type=FILE, help="Login file, as `skopeo login` writes it.")
+@click.option("--registries-conf", type=FILE, help="Mirrors and registries without TLS: containers-registries.conf(5).")
+@data_option
+@json_option
+@click.pass_obj
+def pull_command(
+    session: Session,
+    images: tuple[str, ...],
+    platform: str,
+    registry_auth: Path | None,
+    registries_conf: Path | None,
+    data: Path,
+) -> None:
+    """Fetch images from registries, for sandboxes to come: docker://debian:12.
+
+    What a tag means is asked anew. A server does the same when a sandbox of an image is wanted that is not here.
+    """
+    from barchan.config import RegistryAccess
+    from barchan.layers.pull import pull
+
+    store = _store(data)
+    access = RegistryAccess(auth_file=registry_auth, registries_conf=registries_conf)
+    for image in images:
+        known = newest(store)
+        with busy(f"fetching {plain(image)}"):
+            found = pull(store, image, platform=platform, access=access, again=True, progress=_progress)
+        _announce(session, found, known)
 
 
 @env.command("bootstrap")
@@ -128,12 +162,17 @@ def ls_command(session: Session, data: Path) -> None:
     from barchan.cli.tables import show
 
     store = _existing_store(data)
-    entries = store.list() if store else ()
+    entries = store.catalog.entries() if store else ()
     if session.json:
         session.emit(entries)
         return
     now = time.time()
-    rows = [(f"{e.name}@{e.version}", size(e.size), span(now - e.created), e.digest[:19], e.source) for e in entries]
+    named = {e.reference for e in entries if e.name != e.reference}
+    rows = [
+        (e.name if e.manifest else e.reference, size(e.size), span(now - e.created), e.digest[:19], e.source)
+        for e in entries
+        if e.name != e.reference or e.reference not in named
+    ]
     show(("name", ">size", ">age", "digest", "source"), rows)
 
 
@@ -185,7 +224,7 @@ def _users(reference: str, data: Path) -> int:
 async def _count(reference: str, data: Path) -> int:
     from barchan.cli.connect import Where, open_client
 
-    name = reference.partition("@")[0]
+    name = reference if is_image(reference) else reference.partition("@")[0]
     try:
         async with open_client(Where(data=data), reconnect=0) as client:
             found = await client.list(environment=name)
@@ -196,7 +235,7 @@ async def _count(reference: str, data: Path) -> int:
 
 def check_one_meant(store: LayerStore, reference: str) -> None:
     """Elsewhere NAME is the newest version; a removal of all of them must be asked for."""
-    versions = [entry.version for entry in store.list() if entry.name == reference]
+    versions = [entry.version for entry in store.catalog.entries() if entry.name == reference]
     if len(versions) > 1:
         raise InvalidRequest(
             f"{reference} has {len(versions)} versions",

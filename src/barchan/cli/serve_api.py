@@ -8,8 +8,7 @@ import sys
 import msgspec
 
 from barchan.api.main import run
-from barchan.cli.datadir import decode_config
-from barchan.config import ApiConfig
+from barchan.config import ApiConfig, decode_config
 from barchan.errors import BarchanError
 
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from barchan.cli.datadir import encode_config
 from barchan.cli.processes import ProcessRef, reference, send
-from barchan.config import ApiConfig, NodeConfig
+from barchan.config import ApiConfig, NodeConfig, encode_config
 from barchan.errors import ApiUnavailable, BarchanError, ErrorBody, NodeUnavailable, from_body
 
 READY_SECONDS = 120.0

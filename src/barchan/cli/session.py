@@ -152,6 +152,7 @@ def json_option(command: F) -> F:
 
 DATA_HELP = "Data directory of the server on this host.  [default: BARCHAN_DATA, or /var/lib/barchan]"
 # Readable only for root: whoever is not must learn that, and not that the directory is a wrong value.
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from barchan.cli.session import Session, data_option, json_option, need_root, to_json
 from barchan.cli.text import Bytes, plain
 from barchan.cli.values import ADDRESS, SIZE, is_loopback, parse_pairs
-from barchan.config import ApiConfig, Layout, NodeConfig
+from barchan.config import ApiConfig, Layout, NodeConfig, RegistryAccess
 from barchan.errors import (
     BarchanError,
     CallerError,
@@ -89,6 +89,18 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     help="Let sandboxes mount this directory read-only, by this name; repeatable. What any user of this host may read "
     "there, every sandbox may.",
+)
+@click.option(
+    "--registry-auth",
+    type=_FILE,
+    callback=_absolute,
+    help="Logins for registries, as `skopeo login` writes them.  [default: root's own]",
+)
+@click.option(
+    "--registries-conf",
+    type=_FILE,
+    callback=_absolute,
+    help="Mirrors, and registries without TLS: containers-registries.conf(5).  [default: the host's own]",
 )
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
@@ -220,7 +232,9 @@ def _api_config(layout: Layout, options: dict[str, Any]) -> ApiConfig:
 
 def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConfig:
     fields = {key: options[key] for key in NODE_OPTIONS if options[key] is not None}
-    return NodeConfig(layout=layout, name=name, scratch_bytes=options["scratch_bytes"] or 0, **fields)
+    registry = RegistryAccess(auth_file=options["registry_auth"], registries_conf=options["registries_conf"])
+    scratch = options["scratch_bytes"] or 0
+    return NodeConfig(layout=layout, name=name, scratch_bytes=scratch, registry=registry, **fields)
 
 
 NODE_OPTIONS = (

@@ -12,20 +12,31 @@ from pathlib import Path
 from barchan.errors import InvalidRequest
 from barchan.kernel import directories
 from barchan.layers import changeset, compression, erofs, lower, stack
+from barchan.layers.catalog import NameEntry
 from barchan.layers.conversions import Conversion, Conversions
 from barchan.layers.oci_blobs import Parts, verified
 from barchan.layers.oci_schema import wrong
 from barchan.layers.oci_select import Image, LayerPart
-from barchan.layers.store import LayerStore, NameEntry, StackFile, digest_of
+from barchan.layers.store import LayerStore, StackFile, digest_of
 from barchan.spec import MIB
 
 Progress = Callable[[str], None]
 
 
 def import_image(
-    store: LayerStore, parts: Parts, image: Image, name: str, *, source: str, kind: str, progress: Progress
+    store: LayerStore,
+    parts: Parts,
+    image: Image,
+    name: str,
+    *,
+    source: str,
+    kind: str,
+    progress: Progress,
+    manifest: str = "",
 ) -> NameEntry:
     """Give the image the next version of `name`; the same image again is no new version.
+
+    `manifest`: its digest at the registry it comes from.
 
     Raises `InvalidRequest` naming the blob or the member at fault, `NodeStorageFull`, `FeatureMissing`; the store is then
     as it was.
@@ -38,7 +49,7 @@ def import_image(
         if len(layers) > stack.MOST:
             raise wrong(f"the image has {len(layers)} layers, at most {stack.MOST}", "flatten it, or squash layers")
         document = StackFile(layers=layers, config=image.config)
-        entry = store.add_stack(conversion.images, document, name, source=source, kind=kind)
+        entry = store.add_stack(conversion.images, document, name, source=source, kind=kind, manifest=manifest)
         conversion.record()
         return entry
 

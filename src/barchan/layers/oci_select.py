@@ -57,6 +57,11 @@ def layout_image(parts: Parts, tag: str, platform: Platform) -> Image:
     chosen = _manifest(parts, _named(found, tag), platform)
     manifest = decode(verified_document(parts, chosen), Manifest, f"manifest {chosen.digest}")
     config = decode(verified_document(parts, manifest.config), Config, f"config {manifest.config.digest}")
+    return image_of(manifest, config, platform)
+
+
+def image_of(manifest: Manifest, config: Config, platform: Platform) -> Image:
+    """What a manifest and its configuration mean together."""
     for layer in manifest.layers:
         check_layer_type(layer.media_type)
     _check_config(config, len(manifest.layers), platform)

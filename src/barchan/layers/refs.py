@@ -7,13 +7,14 @@ import re
 import msgspec
 
 from barchan.errors import InvalidRequest
+from barchan.image_refs import is_image, parse_image
 from barchan.names import check_ref
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Ref(msgspec.Struct, frozen=True):
-    """Either `digest`, or `name` with `version` ("" is the newest)."""
+    """Either `digest`, or `name` with `version` ("" is the newest); the name of an image is its reference."""
 
     name: str = ""
     version: str = ""
@@ -26,6 +27,8 @@ class Ref(msgspec.Struct, frozen=True):
 def parse(text: str, field: str = "environment") -> Ref:
     """`InvalidRequest` names `field` when the text is no reference."""
     check_ref(text, field)
+    if is_image(text):
+        return Ref(name=str(parse_image(text, field).unambiguous))
     if text.startswith("sha256:"):
         return Ref(digest=text)
     name, _, version = text.partition("@")

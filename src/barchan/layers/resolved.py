@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from barchan.layers import refs
 from barchan.layers.store import Layer, LayerStore
 
 SETTLED_NS = 1_000_000_000
@@ -19,8 +20,8 @@ class ResolvedNames:
         self._known: dict[str, tuple[int, Layer]] = {}
 
     def __call__(self, ref: str) -> Layer:
-        name = ref.partition("@")[0]
-        changed = self._store.changed(name) if ":" not in name and "/" not in name else 0
+        name = refs.parse(ref).name
+        changed = self._store.catalog.changed(name) if name else 0
         known = self._known.get(ref)
         if known is not None and known[0] == changed:
             return known[1]

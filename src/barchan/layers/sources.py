@@ -13,10 +13,11 @@ import msgspec
 from barchan.errors import InvalidRequest, NodeStorageFull
 from barchan.kernel import directories
 from barchan.layers import compression, erofs, oci, untar
+from barchan.layers.catalog import NameEntry
 from barchan.layers.oci_blobs import Archive, Directory, document
 from barchan.layers.oci_schema import DockerImage, Platform, decode, parse_platform
 from barchan.layers.oci_select import Image, docker_image, layout_image
-from barchan.layers.store import Layer, LayerStore, NameEntry
+from barchan.layers.store import Layer, LayerStore
 from barchan.names import check_name
 
 SourceType = Literal["directory", "tar", "oci", "oci-archive", "docker-archive"]

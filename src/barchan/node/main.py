@@ -16,13 +16,12 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import msgspec
 import uvloop
 
 from barchan.backends.container import ContainerBackend
-from barchan.config import NodeConfig
+from barchan.config import NodeConfig, decode_config
 from barchan.errors import BarchanError, Conflict, FeatureMissing, InvalidRequest, WrongVersion
 from barchan.kernel import processes
 from barchan.kernel.probe import examine
@@ -42,16 +41,10 @@ SWITCH_SECONDS = 0.0005
 """How long a worker thread may hold the interpreter while the event loop wants it. Python's default is ten times as much."""
 
 
-def _decode_path(kind: type, value: object) -> object:
-    if kind is Path:
-        return Path(str(value))
-    raise NotImplementedError(kind)
-
-
 def read_config(data: bytes) -> NodeConfig:
     """Raises `InvalidRequest` naming what is wrong."""
     try:
-        config = msgspec.json.decode(data, type=NodeConfig, dec_hook=_decode_path)
+        config = decode_config(data, NodeConfig)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"node configuration: {error}") from error
     check_name(config.name, "name")

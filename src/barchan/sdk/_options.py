@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from barchan.errors import InvalidRequest
+from barchan.image_refs import SCHEME, is_image
 from barchan.mounts import DataMount
 from barchan.sdk._values import value_of
 from barchan.spec import BackendName, EnvironmentRef, Limits, NetworkRules, SandboxSpec, check_spec
@@ -17,6 +18,7 @@ class SandboxOptions(TypedDict, total=False):
     """As the arguments of `create` of the same names."""
 
     base: str | None
+    image: str | None
     workspace: str | None
     toolkits: Sequence[str]
     backend: BackendName
@@ -38,6 +40,10 @@ class SandboxOptions(TypedDict, total=False):
 def spec_of(environment: str | EnvironmentRef | None, **options: Unpack[SandboxOptions]) -> SandboxSpec:
     """Raises `InvalidRequest`."""
     base, workspace = options.pop("base", None), options.pop("workspace", None)
+    if (image := options.pop("image", None)) is not None:
+        if base is not None or environment is not None:
+            raise InvalidRequest("image: give it, or an environment", field="image")
+        base = image if is_image(image) else SCHEME + image
     reference = _reference(environment, base, workspace, options.pop("toolkits", ()))
     given = {name: value for name, value in options.items() if value is not None}
     return check_spec(value_of(SandboxSpec, environment=reference, **given))
@@ -58,7 +64,7 @@ def _reference(
             raise InvalidRequest("environment: already says which layers", field="environment")
         return environment
     if (environment is None) == (base is None):
-        raise InvalidRequest("environment: give it, or base", field="environment")
+        raise InvalidRequest("environment: give it, or base, or image", field="environment")
     if isinstance(toolkits, str):
         raise InvalidRequest("toolkits: give a list of names", field="toolkits")
     return value_of(EnvironmentRef, base=environment or base or "", workspace=workspace, toolkits=toolkits)

@@ -91,6 +91,7 @@ class Client:
         environment: str | EnvironmentRef | None = None,
         *,
         base: str | None = None,
+        image: str | None = None,
         workspace: str | None = None,
         toolkits: Sequence[str] = (),
         backend: BackendName = "container",
@@ -112,18 +113,20 @@ class Client:
     ) -> Sandbox:
         """Create a sandbox and return it when it is ready.
 
-        `environment` is a base layer's name (`debian-12`, `debian-12@3`, a digest) or an `EnvironmentRef`; `workspace` and
-        `toolkits` are stacked on it. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
+        `environment` is a base layer's name (`debian-12`, `debian-12@3`, a digest) or an `EnvironmentRef`; `image` instead is one
+        of a registry (`debian:12`, `ghcr.io/owner/name@sha256:…`), which the node fetches first if it does not have it: give that
+        some more `timeout`. `workspace` and `toolkits` are stacked on either. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
         values answer with the same sandbox, other values with `Conflict`. A lost connection is retried with the same key.
 
         Raises `InvalidRequest` (`field` names what is wrong, or is more than any node has), `EnvironmentNotFound`,
-        `AdmissionRefused` (no room now),
+        `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `AdmissionRefused` (no room now),
         `NotSupported`, `CreateFailed` (`phase` says where), `LayerCorrupt`, `NodeStorageFull`, `NodeUnavailable`,
         `ApiUnavailable`, and `RequestTimeout` after `timeout` seconds.
         """
         spec = spec_of(
             environment,
             base=base,
+            image=image,
             workspace=workspace,
             toolkits=toolkits,
             backend=backend,

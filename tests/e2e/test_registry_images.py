@@ -1,0 +1,129 @@
+"""Sandboxes of images that a registry has: fetched when they are first wanted, once, and named when they cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from barchan import Client, Limits, errors
+from tests import registry
+from tests.e2e.conftest import BUSYBOX
+from tests.images import Layout, file, folder, symlink, tar
+from tests.registry import Registry
+from tests.server import PLACE, Server, remove, shared_server
+
+MIB = 1 << 20
+LIMITS = Limits(memory=64 * MIB, disk=32 * MIB)
+PROCESS = {"Env": ["PATH=/bin", "WORD=hello"], "User": "1000", "WorkingDir": "/srv"}
+
+
+def pushed(hub: Registry, path: Path, tag: str) -> str:
+    """An image with a shell. Returns its reference without scheme."""
+    base = [
+        *(folder(name) for name in ("bin", "etc", "proc", "sys", "dev", "tmp", "srv")),
+        file("bin/busybox", BUSYBOX.read_bytes(), mode=0o755),
+        *(symlink(f"bin/{name}", "busybox") for name in ("sh", "cat", "id")),
+    ]
+    layout = Layout(path)
+    layout.add(tag, [tar(base), tar([file("tag", tag.encode())])], config={"config": PROCESS})
+    return hub.push(layout, tag, f"test:{tag}").removeprefix("docker://")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with registry.running(tmp_path_factory.mktemp("registry")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(hub: Registry) -> Iterator[Server]:
+    shared_server()
+    made = Server(Path(f"{os.environ[PLACE]}-images"))
+    try:
+        conf = str(hub.directory / "registries.conf")
+        made.run("up", "-d", "--name", "images", "--scratch-bytes", "256m", "--registries-conf", conf)
+        yield made
+    finally:
+        remove(made.data)
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[Client]:
+    async with Client(data=server.data) as client:
+        yield client
+
+
+async def test_a_sandbox_of_an_image(client: Client, hub: Registry, tmp_path: Path) -> None:
+    image = pushed(hub, tmp_path / "image", "plain")
+    async with await client.create(image=image, limits=LIMITS) as box:
+        done = await box.run("id -u; pwd; echo $WORD; cat /tag", check=True)
+        assert done.stdout == b"1000\n/srv\nhello\nplain"
+        assert box.info.environment.base.startswith(f"docker://{image.partition(':plain')[0]}@sha256:")
+        pinned = box.info.environment.base
+    async with await client.create(pinned, limits=LIMITS) as box:
+        assert (await box.run("cat /tag", check=True)).stdout == b"plain"
+    assert pinned in {entry.name for entry in await client.environments()}
+
+
+async def test_many_that_want_a_new_image_at_once_fetch_it_once(client: Client, hub: Registry, tmp_path: Path) -> None:
+    """CASES 11."""
+    image = pushed(hub, tmp_path / "image", "burst")
+    before = (hub.directory / "log").read_text().count("GET /v2/test/blobs/")
+    boxes = await asyncio.gather(*(client.create(image=image, limits=LIMITS) for _ in range(20)))
+    fetched = (hub.directory / "log").read_text().count("GET /v2/test/blobs/") - before
+    outputs = await asyncio.gather(*(box.run("cat /tag") for box in boxes))
+    await asyncio.gather(*(box.stop() for box in boxes))
+    assert {done.stdout for done in outputs} == {b"burst"}
+    assert fetched <= 3, "its configuration and its layers, once each"
+
+
+async def test_a_client_that_gives_up_does_not_spoil_it_for_others(
+    client: Client, hub: Registry, tmp_path: Path
+) -> None:
+    image = pushed(hub, tmp_path / "image", "left")
+    waiting = [asyncio.ensure_future(client.create(image=image, limits=LIMITS)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    box = await waiting[1]
+    assert (await box.run("cat /tag")).stdout == b"left"
+    await box.stop()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("test:nothing", errors.ImageNotFound),
+        ("nobody/knows:1", errors.ImageNotFound),
+        ("", errors.RegistryUnavailable),
+    ],
+)
+async def test_what_cannot_be_fetched_is_named(
+    client: Client, hub: Registry, name: str, kind: type[errors.BarchanError]
+) -> None:
+    """CASES 11."""
+    image = hub.ref(name) if name else "127.0.0.1:1/a:b"
+    with pytest.raises(kind) as failed:
+        await client.create(image=image, limits=LIMITS)
+    assert failed.value.phase == "resolve"
+    with pytest.raises(errors.InvalidRequest):
+        await client.create(image="Not/An:Image", limits=LIMITS)
+
+
+def test_the_command_line(server: Server, hub: Registry, tmp_path: Path) -> None:
+    image = pushed(hub, tmp_path / "image", "cli")
+    options = ("--memory", "64m", "--data", str(server.data))
+    command = [sys.executable, "-m", "barchan.cli.main", "run", *options, f"docker://{image}", "cat", "/tag"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert done.stdout == b"cli"
+    conf = str(hub.directory / "registries.conf")
+    pulled = server.run("env", "pull", f"docker://{image}", "--registries-conf", conf)
+    assert pulled["unchanged"] and pulled["name"] == f"docker://{image}"
+    server.run("env", "rm", f"docker://{image}")
+    assert all("cli" not in entry["name"] for entry in server.run("env", "ls"))
