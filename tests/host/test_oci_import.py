@@ -119,7 +119,7 @@ def test_form_makes_no_difference_and_is_found_out(store: LayerStore, data: Path
             path.write_bytes(packed(path.read_bytes(), "zstd")[0])
     other = LayerStore(data / "other")
     assert import_environment(other, "it", path).digest == first.digest
-    assert other.list()[0].kind == form.partition(".")[0]
+    assert other.catalog.entries()[0].kind == form.partition(".")[0]
 
 
 def _of(root: Path) -> Layout:
