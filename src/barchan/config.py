@@ -144,6 +144,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Images that are fetched and converted at the same time; others wait."""
     sweep_seconds: float = 2.0
     """How often lifetimes are checked; they are kept within 5 s."""
+    tidy_seconds: float = 120.0
+    """How often layers that nothing reaches are looked for; they go when they have been so for ten minutes."""
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):

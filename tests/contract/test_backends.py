@@ -299,6 +299,18 @@ async def test_a_data_mount_that_is_not_there_is_refused(backend: Backend) -> No
     assert refused.value.field == "mounts.source"
 
 
+async def test_tidying_takes_nothing_from_sandboxes(backend: Backend) -> None:
+    wanted = launch()
+    await backend.create(wanted)
+    await backend.tidy()
+    another = launch()
+    await backend.create(another)
+    for one in (wanted, another):
+        transport = await backend.connect(one.id, asyncio.BufferedProtocol)
+        transport.abort()
+        await backend.destroy(one.id)
+
+
 async def test_several_at_once(backend: Backend) -> None:
     wanted = [launch() for _ in range(8)]
     await asyncio.gather(*(backend.create(one) for one in wanted))

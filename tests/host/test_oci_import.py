@@ -20,6 +20,7 @@ from barchan.errors import CreateFailed, InvalidRequest
 from barchan.images import ImageConfig
 from barchan.layers import changeset, lower
 from barchan.layers.conversions import Conversions
+from barchan.layers.gc import collect
 from barchan.layers.sources import Wanted, import_environment
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore, StackFile
@@ -77,6 +78,12 @@ def nothing_left(store: LayerStore) -> None:
     left = [path for path in store.root.rglob("*") if path.is_file() and path.name != "lock"]
     assert not left
     assert not list((store.root / "tmp").iterdir())
+
+
+def remove(store: LayerStore, name: str) -> None:
+    """With its layers, at once."""
+    store.remove(name)
+    collect(store, grace=0)
 
 
 def test_each_layer_is_one_layer_of_the_store(store: LayerStore, data: Path) -> None:
@@ -177,12 +184,12 @@ def test_layer_that_two_images_share_is_converted_once(
 def test_removal_keeps_what_another_image_needs(store: LayerStore, data: Path) -> None:
     import_environment(store, "one", image(data, "one", BASE, OTHER))
     import_environment(store, "two", image(data, "two", BASE, MIDDLE))
-    store.remove("one")
+    remove(store, "one")
     assert len(files(store)) == 2
     for layer in compose(EnvironmentRef(base="two"), store.resolve).layers:
         store.check(layer)
     assert not list(Conversions(store).of(diff_id(OTHER)))
-    store.remove("two")
+    remove(store, "two")
     assert not files(store)
     assert not [path for path in store.root.rglob("*.json")]
 
@@ -190,7 +197,7 @@ def test_removal_keeps_what_another_image_needs(store: LayerStore, data: Path) -
 def test_removed_layer_is_made_again(store: LayerStore, data: Path) -> None:
     root = image(data, "image", BASE, MIDDLE)
     first = import_environment(store, "it", root)
-    store.remove("it")
+    remove(store, "it")
     assert import_environment(store, "it", root).digest == first.digest
 
 
@@ -200,11 +207,11 @@ def test_layer_removed_while_an_image_is_imported_is_told(
     import_environment(store, "one", image(data, "one", BASE))
     root = image(data, "two", BASE, OTHER)
     real = changeset.apply
-    monkeypatch.setattr(changeset, "apply", lambda *given: [store.remove("one"), real(*given)][1])
+    monkeypatch.setattr(changeset, "apply", lambda *given: [remove(store, "one"), real(*given)][1])
     with pytest.raises(CreateFailed, match="removed meanwhile"):
         import_environment(store, "two", root)
     monkeypatch.undo()
-    store.remove("two") if store.catalog.entries() else None
+    remove(store, "two") if store.catalog.entries() else None
     import_environment(store, "two", root)
 
 
@@ -298,5 +305,5 @@ def test_killed_import_leaves_nothing_behind(store: LayerStore, data: Path) -> N
         process.kill()
     assert list((store.root / "tmp").iterdir())
     import_environment(store, "other", image(data, "other", OTHER))
-    store.remove("other")
+    remove(store, "other")
     nothing_left(store)

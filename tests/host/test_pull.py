@@ -15,6 +15,7 @@ import pytest
 from barchan.config import RegistryAccess, encode_config
 from barchan.errors import EnvironmentNotFound, ImageDenied, ImageNotFound, InvalidRequest, RegistryUnavailable
 from barchan.image_refs import parse_image
+from barchan.layers.gc import collect
 from barchan.layers.pull import pull
 from barchan.layers.pull_worker import PullRequest
 from barchan.layers.stack import compose
@@ -197,4 +198,5 @@ def test_a_removed_image_is_gone_by_all_its_names(hub: Registry, store: LayerSto
     for name in (image.ref, entry.reference):
         with pytest.raises(EnvironmentNotFound):
             store.resolve(name)
+    collect(store, grace=0)
     assert not list((store.root / "sha256").iterdir())

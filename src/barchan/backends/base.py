@@ -125,6 +125,9 @@ class Backend(Protocol):
     async def leftovers(self) -> frozenset[str]:
         """Ids of which anything exists on this host, and places that belong to none."""
 
+    async def tidy(self) -> None:
+        """Give back what nothing has needed for a while. Called now and then; sandboxes are not its business."""
+
     def pool(self) -> PoolInfo:
         """What it makes ahead, and what came of that."""
 

@@ -32,6 +32,7 @@ from barchan.kernel.groups import Group
 from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
+from barchan.layers.gc import collect
 from barchan.layers.mount import LayerMounts
 from barchan.layers.pull import known
 from barchan.layers.resolved import ResolvedNames
@@ -304,6 +305,14 @@ class ContainerBackend:
         return frozenset(
             ids.get(name, name) for name in found - going - self._maker.ahead - self._maker.removals.pending
         )
+
+    async def tidy(self) -> None:
+        await self._maker.in_thread(self._collect)
+
+    def _collect(self) -> None:
+        """Also unmounts what is gone: sandboxes that were made of it have clones of their own."""
+        collect(self._store)
+        self._mounts.close_unused(self._store.sizes())
 
     async def close(self) -> None:
         await self._pulls.close()

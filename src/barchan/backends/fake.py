@@ -239,6 +239,9 @@ class FakeBackend:
     def take(self, launch: Launch) -> Running | None:
         return None
 
+    async def tidy(self) -> None:
+        """There is nothing."""
+
     async def create(self, launch: Launch) -> Running:
         await self.settle(launch.spec)
         script = launch.spec.labels.get("fake.create", "")

@@ -26,7 +26,7 @@ def env() -> None:
     """The layers that sandboxes are made of."""
 
 
-def _store(data: Path) -> LayerStore:
+def open_store(data: Path) -> LayerStore:
     """Made if it is not there."""
     from barchan.cli.datadir import prepare
     from barchan.config import Layout
@@ -42,7 +42,7 @@ def _existing_store(data: Path) -> LayerStore | None:
     from barchan.config import Layout
 
     need_root("barchan env")
-    return _store(data) if Layout(Path(os.path.abspath(data))).layers.is_dir() else None
+    return open_store(data) if Layout(Path(os.path.abspath(data))).layers.is_dir() else None
 
 
 def layer_document(layer: Layer | NameEntry) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def import_command(
     """
     from barchan.layers.sources import Wanted, import_environment
 
-    store = _store(data)
+    store = open_store(data)
     wanted, known = Wanted(kind, image, platform), newest(store)
     with busy(f"importing {plain(name)}"):
         layer = import_environment(store, name, source, wanted, progress=_progress)
@@ -117,7 +117,7 @@ def pull_command(
     from barchan.config import RegistryAccess
     from barchan.layers.pull import pull
 
-    store = _store(data)
+    store = open_store(data)
     access = RegistryAccess(auth_file=registry_auth, registries_conf=registries_conf)
     for image in images:
         known = newest(store)
@@ -140,7 +140,7 @@ def bootstrap_command(session: Session, release: str, cache: Path | None, data: 
     """Make a Debian and Python base layer with mmdebstrap."""
     from barchan.layers.bootstrap import CACHE, bootstrap
 
-    store = _store(data)
+    store = open_store(data)
     known = newest(store)
     with busy(f"making {release}"):
         layer = bootstrap(store, release, progress=_progress, cache=cache or CACHE)
@@ -185,7 +185,8 @@ def ls_command(session: Session, data: Path) -> None:
 def rm_command(session: Session, references: tuple[str, ...], every: bool, data: Path) -> int:
     """Remove layers. NAME alone must have one version only, or be meant with --all.
 
-    Sandboxes made of them go on; what they use stays on the disk until they end, and how many there are is said.
+    Sandboxes made of them go on, and how many there are is said. The room on the disk comes back some ten minutes later, or with
+    `barchan layer gc --grace 0`; that of running sandboxes when they have ended.
     """
     store = _existing_store(data)
     removed = [_remove(session, store, reference, every, data) for reference in references]

@@ -67,6 +67,7 @@ class LayerStore:
           names/                    what names mean (`catalog`)
           lock                      shared while an image is added, exclusive while unnamed ones are removed
           pulling/<hash>            held while an image is fetched
+          unused/<hex>              since when nothing reaches a layer (`gc`)
           tmp/                      work in progress; `sweep` empties it
 
     Any number of processes may use it at once. A file appears under its final name only when it is complete and on
@@ -78,6 +79,7 @@ class LayerStore:
         self._images, self.catalog = root / "sha256", Catalog(root / "names")
         self._verified, self._tmp = root / "verified", root / "tmp"
         self._stacks, self.converted, self.pulling = root / "stacks", root / "converted", root / "pulling"
+        self.unused = root / "unused"
         every = (
             root,
             self._images,
@@ -87,6 +89,7 @@ class LayerStore:
             self._stacks,
             self.converted,
             self.pulling,
+            self.unused,
         )
         for directory in every:
             directories.private(directory)
@@ -185,17 +188,13 @@ class LayerStore:
             raise LayerCorrupt(f"{ref}: its image {digest} is missing", hint=REMEDY, phase="resolve") from error
 
     def remove(self, ref: str) -> None:
-        """Forget `name@version`, or every version of `name`; images that no name points to any more go too.
-
-        An image that is mounted stays readable for those who have it. `EnvironmentNotFound` if there is none.
-        """
+        """Forget `name@version`, or every version of `name`. The layers go later (`gc`). `EnvironmentNotFound` if there is none."""
         wanted = refs.parse(ref)
         if wanted.digest:
             raise InvalidRequest("environment: remove names, not digests", field="environment")
         entry = self.catalog.find(wanted)
         with flock(self.root / "lock", fcntl.LOCK_EX):
             self._forget(wanted, entry)
-            self._remove_unnamed()
 
     def _forget(self, wanted: refs.Ref, entry: NameEntry) -> None:
         """The name by which an image is pinned goes with the last one that somebody gave it."""
@@ -204,26 +203,47 @@ class LayerStore:
             removed = [self.catalog.entry(wanted.name, version) for version in gone]
             for version in gone:
                 self.catalog.forget(wanted.name, version)
+        self._used_until_now(removed)
         kept = {one.reference for one in self.catalog.entries() if one.name != one.reference}
         for name in {one.reference for one in removed if one.manifest} - kept:
             with self.catalog.locked(name):
                 for version in self.catalog.versions(name):
                     self.catalog.forget(name, version)
 
-    def _remove_unnamed(self) -> None:
+    def _used_until_now(self, removed: list[NameEntry]) -> None:
+        """Somebody may have resolved the name a moment ago: its layers count as unused from now on, whatever was before."""
+        for entry in removed:
+            for digest in self.layers_of(entry.digest):
+                (self.unused / refs.hex_of(digest)).unlink(missing_ok=True)
+
+    # --- for `gc`, with the store's lock held
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every layer, by digest."""
+        return {f"sha256:{image.stem}": image.stat().st_size for image in self._images.glob("*.erofs")}
+
+    def reached(self) -> set[str]:
+        """Digests of the layers that names stand for."""
         named = {entry.digest for entry in self.catalog.entries()}
-        used = set(named)
+        return {layer for digest in named for layer in self.layers_of(digest)}
+
+    def layers_of(self, digest: str) -> tuple[str, ...]:
+        """Digests of the layers of an image, or of the one layer that it is."""
+        stack = self.stack(digest)
+        return stack.layers if stack else (digest,)
+
+    def discard(self, digest: str) -> None:
+        """Remove a layer. One that is mounted stays readable for those who have it. Idempotent."""
+        (self._verified / refs.hex_of(digest)).unlink(missing_ok=True)
+        self._path(digest).unlink(missing_ok=True)
+
+    def discard_leftovers(self) -> None:
+        """What speaks of images and layers that are gone."""
+        named = {entry.digest for entry in self.catalog.entries()}
+        kept = {refs.hex_of(digest) for digest in self.sizes()}
         for document in self._stacks.glob("*.json"):
-            digest = f"sha256:{document.stem}"
-            if digest in named and (stack := self.stack(digest)):
-                used.update(stack.layers)
-            elif digest not in named:
+            if f"sha256:{document.stem}" not in named:
                 document.unlink(missing_ok=True)
-        for image in self._images.glob("*.erofs"):
-            if f"sha256:{image.stem}" not in used:
-                (self._verified / image.stem).unlink(missing_ok=True)
-                image.unlink(missing_ok=True)
-        kept = {image.stem for image in self._images.glob("*.erofs")}
         for record in self.converted.glob("*/*.json"):
             if record.stem not in kept:
                 record.unlink(missing_ok=True)

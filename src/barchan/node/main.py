@@ -27,7 +27,7 @@ from barchan.kernel import processes
 from barchan.kernel.probe import examine
 from barchan.kernel.scratch import default_size
 from barchan.names import check_name
-from barchan.node import lease, lockwatch
+from barchan.node import housekeeping, lease, lockwatch
 from barchan.node.agent import Agent
 from barchan.node.recorder import Recorder
 from barchan.node.recovery import recover
@@ -98,6 +98,7 @@ async def serve(config: NodeConfig) -> None:
         tasks = [
             asyncio.ensure_future(keep_linked(agent, config.layout.node_socket, Ready())),
             asyncio.ensure_future(lease.watch(agent)),
+            asyncio.ensure_future(housekeeping.watch(agent)),
             asyncio.ensure_future(lockwatch.watch(agent)),
         ]
         waiting = asyncio.ensure_future(stop.wait())
