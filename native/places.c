@@ -256,11 +256,7 @@ int place_limit(const struct place_directories *at, const char *const *texts, ui
                 struct fault *fault) {
     if (limit_groups(at, texts, count))
         return fault_at(fault, "limits");
-    int tree = openat(at->trees.trees, texts[0], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (tree < 0 || tree_limit(tree, disk_bytes))
-        fault_at(fault, "limits");
-    let_go(&tree);
-    return fault->error ? -1 : 0;
+    return tree_limit(&at->trees, texts[0], disk_bytes) ? fault_at(fault, "limits") : 0;
 }
 
 /* The range of ids last: nothing may be left that belongs to it when another gets it. */

@@ -104,11 +104,12 @@ static int take_spare(struct tree_directories *at, const char *name) {
         if (at->no_spare >> number & 1)
             continue;
         spare_name(number, spare);
-        at->no_spare |= 1ull << number;
-        if (renameat(at->trees, spare, at->trees, name) == 0)
-            return 0;
-        if (errno != ENOENT)
+        int failed = renameat(at->trees, spare, at->trees, name);
+        if (failed && errno != ENOENT)
             return -1;
+        at->no_spare |= 1ull << number;
+        if (!failed)
+            return 0;
     }
     return -1;
 }
@@ -121,16 +122,16 @@ static int subvolume(int parent, unsigned long what, const char *name) {
     return ioctl(parent, (int)what, &arguments);
 }
 
-int tree_limit(int tree, uint64_t disk_bytes) {
-    struct btrfs_ioctl_qgroup_limit_args limit = {.lim = {.flags = BTRFS_QGROUP_LIMIT_MAX_RFER, .max_rfer = disk_bytes}};
-    return ioctl(tree, (int)BTRFS_IOC_QGROUP_LIMIT, &limit);
+static int limit(int tree, uint64_t disk_bytes) {
+    struct btrfs_ioctl_qgroup_limit_args wanted = {.lim = {.flags = BTRFS_QGROUP_LIMIT_MAX_RFER, .max_rfer = disk_bytes}};
+    return ioctl(tree, (int)BTRFS_IOC_QGROUP_LIMIT, &wanted);
 }
 
 /* Written in place: compression, which kernel threads would do outside of every limit, is then not possible. */
 static int fill(int tree, uint64_t disk_bytes) {
     int flags = FS_NOCOW_FL;
     return ioctl(tree, (int)FS_IOC_SETFLAGS, &flags) || mkdirat(tree, "u", 0755) || mkdirat(tree, "w", 0755) ||
-           tree_limit(tree, disk_bytes);
+           limit(tree, disk_bytes);
 }
 
 int tree_make(struct tree_directories *at, const char *name, uint64_t disk_bytes) {
@@ -142,6 +143,11 @@ int tree_make(struct tree_directories *at, const char *name, uint64_t disk_bytes
         return -1;
     int tree = open_tree_of(at, name);
     return tree < 0 || fill(tree, disk_bytes) == 0 ? tree : let_go(tree, -1);
+}
+
+int tree_limit(const struct tree_directories *at, const char *name, uint64_t disk_bytes) {
+    int tree = open_tree_of(at, name);
+    return tree < 0 ? -1 : let_go(tree, limit(tree, disk_bytes));
 }
 
 int tree_remove(struct tree_directories *at, const char *name) {

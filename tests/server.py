@@ -73,6 +73,18 @@ def end() -> None:
         shutil.rmtree(Server(Path(place)).shared, ignore_errors=True)
 
 
+@contextmanager
+def own_server(name: str, *options: str, data: Path | None = None) -> Iterator[Server]:
+    """A server of a test's own, with no environment yet."""
+    shared_server()
+    server = Server(data or Path(f"{os.environ[PLACE]}-{name}"))
+    try:
+        server.run("up", "-d", "--name", name, "--scratch-bytes", "256m", *options)
+        yield server
+    finally:
+        remove(server.data)
+
+
 def remove(data: Path) -> None:
     """End a server and delete its directory, unless something is still mounted there: then nothing is deleted."""
     if (data / "run").is_dir():

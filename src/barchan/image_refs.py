@@ -14,16 +14,15 @@ from barchan.errors import InvalidRequest
 
 SCHEME = "docker://"
 _HUB, _OFFICIAL = "docker.io", "library"
-_HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?|\[[0-9a-fA-F:]{2,45}\])(?::[0-9]{1,5})?"
+_HOST = r"(?:[a-z0-9]+(?:[.-]+[a-z0-9]+)*|\[[0-9a-f:]{2,45}\])(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_REFERENCE = re.compile(
-    rf"(?:(?P<registry>{_HOST})/)?(?P<repository>{_PART}(?:/{_PART}){{0,15}})"
-    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
-    re.ASCII,
-)
-_REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*", re.ASCII)
-_LONGEST = 255
-"""Bytes of registry and repository, as in docker."""
+_TAG, _DIGEST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", r"sha256:[0-9a-f]{64}"
+PATTERN = rf"{SCHEME}(?:({_HOST})/)?({_PART}(?:/{_PART})*)(?::({_TAG}))?(?:@({_DIGEST}))?"
+"""Groups: registry, repository, tag, digest. What looks like a registry and is none is a valid part of a repository."""
+_REFERENCE = re.compile(PATTERN)
+LONGEST = 512
+"""Characters of a reference, also of the one that pins what another means."""
+_DIGEST_ADDS = len("@sha256:") + 64
 
 
 class ImageRef(msgspec.Struct, frozen=True):
@@ -38,11 +37,6 @@ class ImageRef(msgspec.Struct, frozen=True):
         """The whole of it, as `parse_image` reads it."""
         tag, digest = f":{self.tag}" if self.tag else "", f"@{self.digest}" if self.digest else ""
         return f"{SCHEME}{self.registry}/{self.repository}{tag}{digest}"
-
-    @property
-    def source(self) -> str:
-        """As skopeo takes it."""
-        return str(self.unambiguous)
 
     @property
     def unambiguous(self) -> ImageRef:
@@ -60,16 +54,15 @@ def is_image(text: str) -> bool:
 
 def parse_image(text: str, field: str = "environment") -> ImageRef:
     """`InvalidRequest` names `field` when the text is no reference."""
-    whole = text.removeprefix(SCHEME)
-    found = _REFERENCE.fullmatch(whole) if is_image(text) else None
-    registry, repository = _split(found["registry"], found["repository"]) if found else ("", "")
-    if not found or not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
+    found = _REFERENCE.fullmatch(text)
+    registry, repository = _split(found[1], found[2]) if found else ("", "")
+    if not found or len(f"{SCHEME}{registry}/{repository}:{found[3] or 'latest'}") + _DIGEST_ADDS > LONGEST:
         raise InvalidRequest(
             f"{field}: {text!r} is not a reference of an image",
             field=field,
             hint="for example docker://debian:12 or docker://ghcr.io/owner/name@sha256:<64 hex digits>",
         )
-    tag, digest = found["tag"] or "", found["digest"] or ""
+    tag, digest = found[3] or "", found[4] or ""
     return ImageRef(registry, repository, tag or ("" if digest else "latest"), digest)
 
 

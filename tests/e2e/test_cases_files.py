@@ -18,7 +18,7 @@ from barchan.sync import Client as BlockingClient
 from barchan.sync import Sandbox as BlockingSandbox
 from tests.e2e.conftest import make_tiny
 from tests.e2e.watch import flat_memory
-from tests.server import PLACE, Server, remove, shared_server
+from tests.server import Server, own_server
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -209,15 +209,9 @@ HUGE = 2 * GIB + 12_345
 @pytest.fixture(scope="module")
 def huge_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of its own, with room for it."""
-    shared_server()
-    data = Path(os.environ[PLACE] + "-huge")
-    server = Server(data)
-    try:
-        server.run("up", "-d", "--name", "huge", "--scratch-bytes", "3g")
+    with own_server("huge", "--scratch-bytes", "3g") as server:
         server.run("env", "import", "tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))))
         yield server
-    finally:
-        remove(data)
 
 
 def give_back(server: Server, box: BlockingSandbox) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from barchan import Client
 from bench.cycles import figures, measure, per_thousand
 from tests.e2e.conftest import make_tiny
-from tests.server import PLACE, Server, remove, shared_server
+from tests.server import Server, own_server
 
 CYCLES, WARM = 150, 50
 OF_THE_WHOLE_HOST = {"growth_SUnreclaim", "growth_dying_groups"}
@@ -22,14 +21,9 @@ OF_THE_WHOLE_HOST = {"growth_SUnreclaim", "growth_dying_groups"}
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Server]:
     """A server that nobody else uses."""
-    shared_server()
-    server = Server(Path(os.environ[PLACE] + "-cycles"))
-    try:
-        server.run("up", "-d", "--name", "cycles", "--scratch-bytes", "512m")
+    with own_server("cycles", "--scratch-bytes", "512m") as server:
         server.run("env", "import", "tiny", str(make_tiny(tmp_path)))
         yield server
-    finally:
-        remove(server.data)
 
 
 async def test_nothing_grows(own: Server) -> None:

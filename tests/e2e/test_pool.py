@@ -18,21 +18,16 @@ from barchan.backends.container_make import SHM_SHARE
 from barchan.kernel import processes
 from barchan.spec import MIB
 from tests.e2e.conftest import make_tiny
-from tests.server import PLACE, Server, remove, shared_server
+from tests.server import Server, own_server
 
 AGAIN = 4
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    shared_server()
-    server = Server(Path(os.environ[PLACE] + "-pool"))
-    try:
-        server.run("up", "-d", "--name", "pool", "--scratch-bytes", "512m")
+    with own_server("pool", "--scratch-bytes", "512m") as server:
         server.run("env", "import", "tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))))
         yield server
-    finally:
-        remove(server.data)
 
 
 @pytest.fixture

@@ -13,19 +13,14 @@ import pytest
 from barchan import Client, errors
 from tests.e2e.conftest import make_tiny
 from tests.rig import pause, within
-from tests.server import PLACE, Server, remove, shared_server
+from tests.server import PLACE, Server, own_server, remove, shared_server
 
 
 @contextmanager
-def own_server(name: str, tmp_path: Path, *options: str, data: Path | None = None) -> Iterator[Server]:
-    shared_server()
-    server = Server(data or Path(f"{os.environ[PLACE]}-{name}"))
-    try:
-        server.run("up", "-d", "--name", name, "--scratch-bytes", "256m", *options)
+def tiny_server(name: str, tmp_path: Path, *options: str, data: Path | None = None) -> Iterator[Server]:
+    with own_server(name, *options, data=data) as server:
         server.run("env", "import", "tiny", str(make_tiny(tmp_path / "tiny")))
         yield server
-    finally:
-        remove(server.data)
 
 
 def traces(server: Server) -> list[Path]:
@@ -38,7 +33,7 @@ def traces(server: Server) -> list[Path]:
 
 
 async def test_a_corrupt_layer_is_named_and_never_mounted(tmp_path: Path) -> None:
-    with own_server("corrupt", tmp_path) as server:
+    with tiny_server("corrupt", tmp_path) as server:
         (image,) = (server.data / "layers" / "sha256").iterdir()
         with image.open("r+b") as file:
             file.seek(image.stat().st_size // 2)
@@ -52,7 +47,7 @@ async def test_a_corrupt_layer_is_named_and_never_mounted(tmp_path: Path) -> Non
 
 
 async def test_a_wrong_name_suggests_a_near_one(tmp_path: Path) -> None:
-    with own_server("names", tmp_path) as server:
+    with tiny_server("names", tmp_path) as server:
         async with Client(data=server.data) as client:
             with pytest.raises(errors.EnvironmentNotFound) as failed:
                 await client.create("tinny")
@@ -82,7 +77,7 @@ def small_disk(tmp_path: Path, size: int) -> Iterator[Path]:
 async def test_a_full_disk_of_the_node_refuses_new_work_and_recovers(tmp_path: Path) -> None:
     """The log cannot grow: nothing is acknowledged without its record, and with space again all goes on."""
     shared_server()
-    with small_disk(tmp_path, 900 << 20) as disk, own_server("full", tmp_path, data=disk / "data") as server:
+    with small_disk(tmp_path, 900 << 20) as disk, tiny_server("full", tmp_path, data=disk / "data") as server:
         async with Client(data=server.data) as client, await client.create("tiny") as box:
             assert (await box.run("echo before")).stdout == b"before\n"
             filler = disk / "filler"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ from tests import registry
 from tests.e2e.conftest import BUSYBOX
 from tests.images import Layout, file, folder, symlink, tar
 from tests.registry import Registry
-from tests.server import PLACE, Server, remove, shared_server
+from tests.server import Server, own_server
 
 MIB = 1 << 20
 LIMITS = Limits(memory=64 * MIB, disk=32 * MIB)
@@ -43,14 +42,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def server(hub: Registry) -> Iterator[Server]:
-    shared_server()
-    made = Server(Path(f"{os.environ[PLACE]}-images"))
-    try:
-        conf = str(hub.directory / "registries.conf")
-        made.run("up", "-d", "--name", "images", "--scratch-bytes", "256m", "--registries-conf", conf)
+    with own_server("images", "--registries-conf", str(hub.directory / "registries.conf")) as made:
         yield made
-    finally:
-        remove(made.data)
 
 
 @pytest.fixture
@@ -125,5 +118,7 @@ def test_the_command_line(server: Server, hub: Registry, tmp_path: Path) -> None
     conf = str(hub.directory / "registries.conf")
     pulled = server.run("env", "pull", f"docker://{image}", "--registries-conf", conf)
     assert pulled["unchanged"] and pulled["name"] == f"docker://{image}"
-    server.run("env", "rm", f"docker://{image}")
+    kept = server.run("create", f"docker://{image}", "--memory", "64m")
+    assert server.run("env", "rm", f"docker://{image}") == {"removed": f"docker://{image}", "in_use": 1}
+    server.run("stop", kept["id"])
     assert all("cli" not in entry["name"] for entry in server.run("env", "ls"))

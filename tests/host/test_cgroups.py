@@ -177,6 +177,16 @@ def test_what_the_limit_of_cpu_time_keeps_back_is_counted(tree: GroupTree) -> No
         assert group.throttled() > 0 and free.throttled() == 0
 
 
+def test_what_was_kept_back_goes_on_without_the_limit(tree: GroupTree) -> None:
+    """Enough to do for a minute at this limit."""
+    with tree.make("a", Limits(cpus=0.01), OWNER) as group:
+        spinning = start(group, sys.executable, "-c", "sum(range(20_000_000))")
+        while not group.throttled():
+            os.sched_yield()
+        group.unthrottle()
+        assert spinning.wait(10) == 0
+
+
 def test_fork_bomb_hits_the_limit_and_is_ended(tree: GroupTree) -> None:
     with tree.make("a", LIMITS, OWNER) as group:
         bomb = start(group, sys.executable, "-c", BOMB)

@@ -163,6 +163,12 @@ def test_a_registry_that_says_nothing_is_given_up(store: LayerStore) -> None:
     assert "0.5 s" in failed.value.message and failed.value.phase == "resolve"
 
 
+def test_settings_that_skopeo_does_not_understand_are_told(store: LayerStore, tmp_path: Path) -> None:
+    (tmp_path / "registries.conf").write_text("[[registry")
+    with pytest.raises(RegistryUnavailable, match="registries.conf"):
+        pull(store, "docker://127.0.0.1:1/a:b", access=RegistryAccess(registries_conf=tmp_path / "registries.conf"))
+
+
 def test_a_registry_that_wants_a_login(store: LayerStore, tmp_path: Path) -> None:
     refusal = b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as server:

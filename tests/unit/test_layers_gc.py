@@ -44,15 +44,6 @@ def test_a_layer_goes_when_it_was_unused_for_long_enough(store: LayerStore) -> N
     assert not digests(store) and not list(store.unused.iterdir())
 
 
-def test_what_is_held_stays(store: LayerStore) -> None:
-    digest = add(store, "a", b"content")
-    store.remove("a")
-    for passed in (0, GRACE, 3 * GRACE):
-        assert collect(store, held={digest}, now=START + passed).removed == ()
-    assert collect(store, now=START + 4 * GRACE).removed == (), "its time begins when it is let go"
-    assert len(collect(store, now=START + 5 * GRACE).removed) == 1
-
-
 def test_layers_of_images_go_with_the_last_image(store: LayerStore) -> None:
     shared, own = add(store, "one", b"shared"), add(store, "two", b"own")
     store.add_stack({}, StackFile(layers=(shared, own)), "image", source="", kind="")

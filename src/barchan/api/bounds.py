@@ -9,6 +9,7 @@ import msgspec
 from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, ListQuery, WriteQuery
 from barchan.api.values import MAX_OUTPUT, ExecBody, Renewal, SignalBody
 from barchan.control.checks import ID
+from barchan.image_refs import LONGEST, PATTERN
 from barchan.mounts import MOST_MOUNTS, MOST_TARGET, DataMount
 from barchan.names import NAME, REF
 from barchan.ranges import LIMITS
@@ -34,7 +35,8 @@ _VARIABLES = {
     "propertyNames": {"pattern": "^[^=\\u0000]+$"},
     "additionalProperties": {"type": "string", **_NO_NUL},
 }
-_REF = _name(REF.pattern)
+_REF_PATTERN = f"{PATTERN}|(?!.*\\.\\.)(?:{REF.pattern})"
+_REF = {"type": "string", "maxLength": LONGEST, **_whole(_REF_PATTERN)}
 _TARGET = r"^(?!/(?:proc|sys|dev)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)+$"
 _PAGE = {"limit": {"minimum": 1, "maximum": PAGE}}
 _FILE = {"path": {"pattern": "^[^\\u0000]+$"}, "user": {"pattern": "^[^\\u0000]+$"}}
@@ -44,7 +46,11 @@ KEY = {"type": "string", **_whole(ID.pattern)}
 SANDBOX = {"type": "string", **_whole(f"(?:{NAME.pattern})-[a-z0-9]{{8,32}}")}
 
 FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
-    EnvironmentRef: {"base": _REF, "workspace": _whole(f"(?:{REF.pattern})?"), "toolkits": {"items": _REF}},
+    EnvironmentRef: {
+        "base": _REF,
+        "workspace": {"maxLength": LONGEST, **_whole(f"(?:{_REF_PATTERN})?")},
+        "toolkits": {"items": _REF},
+    },
     DataMount: {
         "source": _name(NAME.pattern),
         "target": {"pattern": _TARGET, "maxLength": MOST_TARGET},

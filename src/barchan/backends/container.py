@@ -312,7 +312,8 @@ class ContainerBackend:
     def _collect(self) -> None:
         """Also unmounts what is gone: sandboxes that were made of it have clones of their own."""
         collect(self._store)
-        self._mounts.close_unused(self._store.sizes())
+        # In this order: a layer that comes and is mounted in between is in neither.
+        self._mounts.close(self._mounts.mounted() - self._store.sizes().keys())
 
     async def close(self) -> None:
         await self._pulls.close()

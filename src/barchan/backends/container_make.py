@@ -34,6 +34,7 @@ SHM_SHARE = 4
 """/dev/shm may hold this part of the memory limit; its pages count against it."""
 END_SECONDS = 30
 HURRY_SECONDS = 1.0
+"""After these its limit of CPU time is taken away."""
 OOM_SCORE = 300
 """Sandboxes go before the host's own processes."""
 _PARKED_LOST = ("parked", "spawner", "child-died")
@@ -205,17 +206,16 @@ class ContainerMaker:
         loop = asyncio.get_running_loop()
         gone = loop.create_future()
         loop.add_reader(pidfd, _resolve, gone)
+        slow = loop.call_later(HURRY_SECONDS, self._hurry, name)
         try:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             async with asyncio.timeout(END_SECONDS):
-                await asyncio.wait([gone], timeout=HURRY_SECONDS)
-                if not gone.done():
-                    self._hurry(name)
                 await gone
         except TimeoutError as error:
             raise SandboxUnavailable("its first process does not die", phase="stop") from error
         finally:
+            slow.cancel()
             loop.remove_reader(pidfd)
             os.close(pidfd)
 

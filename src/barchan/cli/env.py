@@ -12,7 +12,6 @@ from barchan.cli.progress import busy
 from barchan.cli.session import DIRECTORY, FILE, Session, data_option, json_option, need_root
 from barchan.cli.text import plain, span
 from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
-from barchan.image_refs import is_image
 from barchan.sizes import size
 
 if TYPE_CHECKING:
@@ -200,11 +199,11 @@ def _remove(session: Session, store: LayerStore | None, reference: str, every: b
             raise EnvironmentNotFound(f"no environment {reference!r}", hint="`barchan env ls` lists what is here")
         if not every:
             check_one_meant(store, reference)
-        store.remove(reference)
+        removed = store.remove(reference)
     except BarchanError as error:
         session.report(error)
         return False
-    users = _users(reference, data)
+    users = _users(removed, data)
     session.emit({"removed": reference, "in_use": users}) if session.json else click.echo(plain(reference))
     if users and not session.json:
         session.note(
@@ -213,25 +212,24 @@ def _remove(session: Session, store: LayerStore | None, reference: str, every: b
     return True
 
 
-def _users(reference: str, data: Path) -> int:
-    """How many sandboxes of the server on this host, if there is one, were made of these layers or of their newest."""
+def _users(removed: tuple[NameEntry, ...], data: Path) -> int:
+    """How many sandboxes of the server on this host, if there is one, were made of these."""
     import asyncio
 
     from barchan.config import Layout
 
-    return asyncio.run(_count(reference, data)) if Layout(data).api_socket.exists() else 0
+    return asyncio.run(_count(removed, data)) if Layout(data).api_socket.exists() else 0
 
 
-async def _count(reference: str, data: Path) -> int:
+async def _count(removed: tuple[NameEntry, ...], data: Path) -> int:
     from barchan.cli.connect import Where, open_client
 
-    name = reference if is_image(reference) else reference.partition("@")[0]
     try:
         async with open_client(Where(data=data), reconnect=0) as client:
-            found = await client.list(environment=name)
+            found = [await client.list(environment=name) for name in {entry.reference for entry in removed}]
     except BarchanError:
         return 0
-    return sum(bool({name, reference} & set(info.environment.names())) or reference == name for info in found)
+    return len({info.id for some in found for info in some})
 
 
 def check_one_meant(store: LayerStore, reference: str) -> None:

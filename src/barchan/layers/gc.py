@@ -1,7 +1,6 @@
 """Layers that nothing reaches any more are removed, once they have been so for a while.
 
-What reaches a layer: a version of a name, directly or through an image of several layers, and whatever the caller says is held
-(a mount, a sandbox). The time is there for those who have just resolved a name and are about to use it, on this host or on
+What reaches a layer: a version of a name, directly or through an image of several layers. The time is there for those who have just resolved a name and are about to use it, on this host or on
 another that shares the store: a layer that somebody reaches in between counts from the start again.
 
     <store>/unused/<hex>    its time says since when nobody reaches this layer
@@ -71,12 +70,11 @@ def plan(
 def collect(
     store: LayerStore,
     *,
-    held: Collection[str] = (),
     grace: float = GRACE,
     dry_run: bool = False,
     now: float | None = None,
 ) -> Collected:
-    """Remove what nobody has reached for `grace` seconds, and note what nobody reaches. `held`: digests that are in use.
+    """Remove what nobody has reached for `grace` seconds, and note what nobody reaches.
 
     With `dry_run` nothing is changed. Raises `LayerCorrupt` when a name or an image cannot be read: then nothing is removed.
     """
@@ -84,7 +82,7 @@ def collect(
     with flock(store.root / "lock", fcntl.LOCK_EX):
         sizes = store.sizes()
         since = _marks(store)
-        todo = plan(sizes, store.reached() | set(held), since, now, grace)
+        todo = plan(sizes, store.reached(), since, now, grace)
         if not dry_run:
             _carry_out(store, todo, now)
     waiting = {**{digest: now for digest in todo.mark}, **since}

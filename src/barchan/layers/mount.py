@@ -103,16 +103,11 @@ class LayerMounts:
         names = (m.path.removeprefix(prefix) for m in mounts.current() if m.path.startswith(prefix))
         return frozenset(f"sha256:{name}" for name in names if _HEX.fullmatch(name))
 
-    def close_unused(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Unmount every layer whose digest is not in `keep`; returns what was unmounted.
-
-        A layer that sandboxes still use would get a second superblock when it is mounted again: keep those.
-        """
+    def close(self, digests: Collection[str]) -> None:
+        """Unmount layers. One that sandboxes still use gets a second superblock if it is mounted again."""
         with self._locked():
-            gone = tuple(sorted(self.mounted() - set(keep)))
-            for digest in gone:
+            for digest in digests:
                 self._unmount(self.root / refs.hex_of(digest))
-        return gone
 
     def _unmount(self, target: Path) -> None:
         while mounts.top(target):
@@ -123,7 +118,7 @@ class LayerMounts:
         """Unmount the layers and the directory itself. Idempotent."""
         if not self.root.is_dir():
             return
-        self.close_unused(())
+        self.close(self.mounted())
         while mounts.top(self.root):
             syscalls.unmount(self.root)
 

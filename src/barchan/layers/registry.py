@@ -67,7 +67,7 @@ def open_image(ref: ImageRef, platform: Platform, work: Path, access: RegistryAc
         with theirs:
             process = _start(_command(platform, access, theirs.fileno()), theirs.fileno(), said)
         try:
-            yield RegistryImage(ours, ref, work, access.stall)
+            yield RegistryImage(ours, said, ref, work, access.stall)
         finally:
             ours.close()
             process.kill()
@@ -95,12 +95,13 @@ def _start(command: list[str], fd: int, said: IO[bytes]) -> subprocess.Popen[byt
 class RegistryImage:
     """Layers and configuration of one image; as `oci_blobs.Parts` its blobs. Blocking."""
 
-    def __init__(self, link: socket.socket, ref: ImageRef, work: Path, stall: float) -> None:
-        self._link, self._ref, self._work, self._stall = link, ref, work, stall
+    def __init__(self, link: socket.socket, said: IO[bytes], ref: ImageRef, work: Path, stall: float) -> None:
+        """`said`: where skopeo writes why it cannot go on."""
+        self._link, self._said, self._ref, self._work, self._stall = link, said, ref, work, stall
         self._sizes: dict[str, int] = {}
         link.settimeout(stall)
         self._ask("resolve", "Initialize")
-        self._image = int(self._ask("resolve", "OpenImage", ref.source).value)
+        self._image = int(self._ask("resolve", "OpenImage", str(ref.unambiguous)).value)
         self.digest = ""
         """Of its manifest, or of the index that it was chosen from; known once it was described."""
 
@@ -187,7 +188,9 @@ class RegistryImage:
         )
 
     def _gone(self, phase: str) -> BarchanError:
-        return RegistryUnavailable(f"skopeo ended while it read {self._ref}", hint="try again", phase=phase)
+        self._said.seek(0)
+        why = self._said.read(_ANSWER_BYTES).decode(errors="replace").strip()
+        return RegistryUnavailable(f"skopeo ended while it read {self._ref}: {why}", hint="try again", phase=phase)
 
 
 def _refused(ref: ImageRef, said: str, phase: str) -> BarchanError:

@@ -187,20 +187,23 @@ class LayerStore:
                 raise EnvironmentNotFound(f"no layer {ref}", hint="`barchan env ls` lists what is here") from error
             raise LayerCorrupt(f"{ref}: its image {digest} is missing", hint=REMEDY, phase="resolve") from error
 
-    def remove(self, ref: str) -> None:
-        """Forget `name@version`, or every version of `name`. The layers go later (`gc`). `EnvironmentNotFound` if there is none."""
+    def remove(self, ref: str) -> tuple[NameEntry, ...]:
+        """Forget `name@version`, or every version of `name`; returns them. The layers go later (`gc`).
+
+        `EnvironmentNotFound` if there is none.
+        """
         wanted = refs.parse(ref)
         if wanted.digest:
             raise InvalidRequest("environment: remove names, not digests", field="environment")
         entry = self.catalog.find(wanted)
         with flock(self.root / "lock", fcntl.LOCK_EX):
-            self._forget(wanted, entry)
+            return self._forget(wanted, entry)
 
-    def _forget(self, wanted: refs.Ref, entry: NameEntry) -> None:
+    def _forget(self, wanted: refs.Ref, entry: NameEntry) -> tuple[NameEntry, ...]:
         """The name by which an image is pinned goes with the last one that somebody gave it."""
         with self.catalog.locked(wanted.name):
             gone = (entry.version,) if wanted.version else self.catalog.versions(wanted.name)
-            removed = [self.catalog.entry(wanted.name, version) for version in gone]
+            removed = tuple(self.catalog.entry(wanted.name, version) for version in gone)
             for version in gone:
                 self.catalog.forget(wanted.name, version)
         self._used_until_now(removed)
@@ -209,8 +212,9 @@ class LayerStore:
             with self.catalog.locked(name):
                 for version in self.catalog.versions(name):
                     self.catalog.forget(name, version)
+        return removed
 
-    def _used_until_now(self, removed: list[NameEntry]) -> None:
+    def _used_until_now(self, removed: tuple[NameEntry, ...]) -> None:
         """Somebody may have resolved the name a moment ago: its layers count as unused from now on, whatever was before."""
         for entry in removed:
             for digest in self.layers_of(entry.digest):

@@ -62,16 +62,16 @@ class Tar:
             if not os.fstat(self._file.fileno()).st_size:
                 return
             raise self.unreadable(error) from error
-        begins, at = 0, -1
+        at = 0
         while (member := self._next(tar)) is not None:
             if tar.offset <= at or member.size < 0:
                 raise self.unreadable("a header with a negative size")
-            begins = at = tar.offset
+            at = tar.offset
             tar.members.clear()  # tarfile keeps all of them
             yield member
             if self._ends_with(member, tar.offset):
                 return
-        self._check_end(begins)
+        self._check_end(at)
 
     def _next(self, tar: Any) -> tarfile.TarInfo | None:
         try:
