@@ -13,16 +13,16 @@ import msgspec
 from barchan.errors import InvalidRequest
 
 SCHEME = "docker://"
+HINT = "for example docker://debian:12 or docker://ghcr.io/owner/name@sha256:<64 hex digits>"
 _HUB, _OFFICIAL = "docker.io", "library"
 _HOST = r"(?:[a-z0-9]+(?:[.-]+[a-z0-9]+)*|\[[0-9a-f:]{2,45}\])(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _TAG, _DIGEST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", r"sha256:[0-9a-f]{64}"
-PATTERN = rf"{SCHEME}(?:({_HOST})/)?({_PART}(?:/{_PART})*)(?::({_TAG}))?(?:@({_DIGEST}))?"
+_REFERENCE = rf"(?:({_HOST})/)?({_PART}(?:/{_PART})*)(?::({_TAG}))?(?:@({_DIGEST}))?"
 """Groups: registry, repository, tag, digest. What looks like a registry and is none is a valid part of a repository."""
-_REFERENCE = re.compile(PATTERN)
-LONGEST = 512
-"""Characters of a reference, also of the one that pins what another means."""
-_DIGEST_ADDS = len("@sha256:") + 64
+_PARSED = re.compile(SCHEME + _REFERENCE)
+PATTERN = rf"{SCHEME}(?=[^@]{{1,225}}(?:@|$)){_REFERENCE}"
+"""What callers may write: 225 characters before the digest. What it is completed to (`docker.io/library/`) may be longer."""
 
 
 class ImageRef(msgspec.Struct, frozen=True):
@@ -54,14 +54,10 @@ def is_image(text: str) -> bool:
 
 def parse_image(text: str, field: str = "environment") -> ImageRef:
     """`InvalidRequest` names `field` when the text is no reference."""
-    found = _REFERENCE.fullmatch(text)
-    registry, repository = _split(found[1], found[2]) if found else ("", "")
-    if not found or len(f"{SCHEME}{registry}/{repository}:{found[3] or 'latest'}") + _DIGEST_ADDS > LONGEST:
-        raise InvalidRequest(
-            f"{field}: {text!r} is not a reference of an image",
-            field=field,
-            hint="for example docker://debian:12 or docker://ghcr.io/owner/name@sha256:<64 hex digits>",
-        )
+    found = _PARSED.fullmatch(text)
+    if not found:
+        raise InvalidRequest(f"{field}: {text!r} is not a reference of an image", field=field, hint=HINT)
+    registry, repository = _split(found[1], found[2])
     tag, digest = found[3] or "", found[4] or ""
     return ImageRef(registry, repository, tag or ("" if digest else "latest"), digest)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from barchan.errors import InvalidRequest
-from barchan.image_refs import is_image, parse_image
+from barchan.image_refs import HINT, PATTERN, is_image
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 REF = re.compile(rf"(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
+_IMAGE = re.compile(PATTERN)
 
 
 def check_name(value: str, field: str) -> str:
@@ -25,7 +26,8 @@ def check_name(value: str, field: str) -> str:
 def check_ref(value: str, field: str) -> str:
     """Of an environment, or of an image in a registry."""
     if is_image(value):
-        parse_image(value, field)
+        if not _IMAGE.fullmatch(value):
+            raise InvalidRequest(f"{field}: {value!r} is not a reference of an image", field=field, hint=HINT)
         return value
     if not REF.fullmatch(value) or ".." in value:
         raise InvalidRequest(

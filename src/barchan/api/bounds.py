@@ -9,7 +9,7 @@ import msgspec
 from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, ListQuery, WriteQuery
 from barchan.api.values import MAX_OUTPUT, ExecBody, Renewal, SignalBody
 from barchan.control.checks import ID
-from barchan.image_refs import LONGEST, PATTERN
+from barchan.image_refs import PATTERN
 from barchan.mounts import MOST_MOUNTS, MOST_TARGET, DataMount
 from barchan.names import NAME, REF
 from barchan.ranges import LIMITS
@@ -36,7 +36,7 @@ _VARIABLES = {
     "additionalProperties": {"type": "string", **_NO_NUL},
 }
 _REF_PATTERN = f"{PATTERN}|(?!.*\\.\\.)(?:{REF.pattern})"
-_REF = {"type": "string", "maxLength": LONGEST, **_whole(_REF_PATTERN)}
+_REF = {"type": "string", **_whole(_REF_PATTERN)}
 _TARGET = r"^(?!/(?:proc|sys|dev)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)+$"
 _PAGE = {"limit": {"minimum": 1, "maximum": PAGE}}
 _FILE = {"path": {"pattern": "^[^\\u0000]+$"}, "user": {"pattern": "^[^\\u0000]+$"}}
@@ -48,7 +48,7 @@ SANDBOX = {"type": "string", **_whole(f"(?:{NAME.pattern})-[a-z0-9]{{8,32}}")}
 FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
     EnvironmentRef: {
         "base": _REF,
-        "workspace": {"maxLength": LONGEST, **_whole(f"(?:{_REF_PATTERN})?")},
+        "workspace": _whole(f"(?:{_REF_PATTERN})?"),
         "toolkits": {"items": _REF},
     },
     DataMount: {

@@ -26,9 +26,9 @@ class Ref(msgspec.Struct, frozen=True):
 
 def parse(text: str, field: str = "environment") -> Ref:
     """`InvalidRequest` names `field` when the text is no reference."""
-    check_ref(text, field)
     if is_image(text):
         return Ref(name=str(parse_image(text, field).unambiguous))
+    check_ref(text, field)
     if text.startswith("sha256:"):
         return Ref(digest=text)
     name, _, version = text.partition("@")

@@ -19,7 +19,7 @@ from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
 from barchan.layers import refs
 from barchan.layers.catalog import REMEDY, Catalog, NameEntry, flock, sync, write
-from barchan.names import check_name, check_ref
+from barchan.names import check_name
 
 _SUPERBLOCK_AT = 1024
 _SUPERBLOCK = struct.Struct("<III")
@@ -126,7 +126,7 @@ class LayerStore:
 
         Layers of the stack that are not in `images` must be in the store: `CreateFailed` when one was removed meanwhile.
         """
-        check_ref(name, "name")
+        refs.parse(name, "name")
         document = msgspec.json.format(msgspec.json.encode(stack, order="deterministic"))
         digest = "sha256:" + hashlib.sha256(document).hexdigest()
         with flock(self.root / "lock", fcntl.LOCK_SH), self.catalog.locked(name):
