@@ -28,10 +28,13 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 ATTR_NOATIME, ATTR_IDMAP = 0x10, 0x100000
 PRIVATE = 1 << 18
 
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
 MAGIC_BTRFS, MAGIC_EROFS = 0x9123683E, 0xE0F5E1E2
 
 # The same numbers on every architecture: all were added after the tables were unified.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
+_OPENAT2 = 437
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _Long, _Bytes = ctypes.c_long, ctypes.c_char_p
@@ -58,6 +61,16 @@ def open_tree(path: str | Path, *, dir_fd: int = AT_FDCWD, clone: bool = False, 
     flags = OPEN_TREE_CLOEXEC | (OPEN_TREE_CLONE if clone else 0) | (AT_RECURSIVE if recursive else 0)
     flags |= AT_EMPTY_PATH if str(path) == "" else 0
     return _call(f"open_tree {path}", _OPEN_TREE, _Long(dir_fd), _Bytes(os.fsencode(path)), _Long(flags))
+
+
+def open_beneath(path: bytes, flags: int, *, dir_fd: int, mode: int = 0) -> int:
+    """openat2(2) of a relative path: no link on the way or at its end, never out of the directory or its mount.
+
+    A subvolume in a btrfs counts as another mount only if it is mounted: compare `st_dev`. "" is no path; "." is `dir_fd`.
+    """
+    how = RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
+    packed = struct.pack("3Q", flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, how)
+    return _call("openat2", _OPENAT2, _Long(dir_fd), _Bytes(path), packed, _Long(len(packed)))
 
 
 def move_mount(fd: int, target: Path) -> None:

@@ -45,10 +45,11 @@ class Survey(msgspec.Struct, frozen=True):
     long: str = ""
 
 
-def build(source: Path, image: Path, *, epoch: int | None = None) -> Survey:
+def build(source: Path, image: Path, *, epoch: int | None = None, exact: bool = False) -> Survey:
     """Write the directory `source` as an uncompressed image to the new file `image`.
 
     `epoch`: Unix seconds; later file times become this one, so that a tree unpacked anew gives the same image.
+    `exact`: the image's time is a second later, for mkfs.erofs cuts times within the image's own second to whole seconds.
     Raises `InvalidRequest` naming a file that no layer may hold, `NodeStorageFull`, `FeatureMissing`, `CreateFailed`.
     """
     seen = survey(source)
@@ -59,7 +60,8 @@ def build(source: Path, image: Path, *, epoch: int | None = None) -> Survey:
             hint="install a newer erofs-utils or rename it",
             phase="convert",
         )
-    convert(source, image, seen.newest if epoch is None else min(seen.newest, epoch))
+    newest = seen.newest + exact
+    convert(source, image, newest if epoch is None else min(newest, epoch))
     return seen
 
 

@@ -162,6 +162,36 @@ class Lower:
         found = self._find(path)
         return found[1].st_size if found else 0
 
+    # --- questions that no record is kept of
+
+    def find(self, path: Parts) -> tuple[int, os.stat_result] | None:
+        """What is visible at `path`, and the index of its layer."""
+        return self._find(path)
+
+    def attributes_of(self, path: Parts, found: tuple[int, os.stat_result]) -> Attributes:
+        """Of what `find` found there."""
+        return self._attributes_at(found[0], path, found[1])
+
+    def names(self, path: Parts) -> list[bytes]:
+        """What is visible in the directory at `path`, sorted; nothing when there is none."""
+        seen: dict[bytes, bool] = {}
+        for root in self._roots:
+            state, more = _search(root, path)
+            if state is not None:
+                if not stat.S_ISDIR(state.st_mode):
+                    break
+                opaque = _list(root, path, seen)
+                more = more and not opaque
+            if not more:
+                break
+        return sorted(name for name, visible in seen.items() if visible)
+
+    @contextmanager
+    def opened(self, path: Parts, index: int) -> Iterator[int]:
+        """The directory that holds `path` in one layer."""
+        with self._parent(index, path) as fd:
+            yield fd
+
     def _find(self, path: Parts) -> tuple[int, os.stat_result] | None:
         """The index of the topmost layer that shows `path`, and what it is there."""
         for index, root in enumerate(self._roots):
@@ -197,6 +227,24 @@ def _search(root: int, path: Parts) -> tuple[os.stat_result | None, bool]:
     finally:
         os.close(fd)
     return (None, False) if state is not None and is_whiteout(state) else (state, more)
+
+
+def _list(root: int, path: Parts, seen: dict[bytes, bool]) -> bool:
+    """Add the names of one layer that no upper one had, and whether they are files; whether the directory is opaque."""
+    fd = open_directory(root, path)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                seen.setdefault(os.fsencode(entry.name), not _whited_out(entry))
+        return _opaque(fd)
+    finally:
+        os.close(fd)
+
+
+def _whited_out(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return is_whiteout(entry.stat(follow_symlinks=False))
 
 
 def _replaced(old: int, new: int) -> int:
