@@ -39,6 +39,7 @@ SCARCE_PART = 8
 """Little is free when it is less than this part of the volume."""
 _ATTRIBUTES = syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV | syscalls.ATTR_NOATIME
 PARTS = ("u", "w")
+FROZEN = ".frozen-"
 SPARE_TREE = "."
 """How the name of a spare tree begins, and that of no sandbox."""
 
@@ -146,6 +147,30 @@ class Scratch:
     def open_mount(self, sandbox: str) -> int:
         """A detached mount whose root is the sandbox's tree; the caller closes it."""
         return syscalls.open_tree(sandbox, dir_fd=self._fd, clone=True)
+
+    @contextmanager
+    def frozen(self, sandbox: str) -> Iterator[tuple[Path, Path]]:
+        """The directory `u` of the tree as it is now, read-only, and an empty directory beside it that can share its blocks.
+
+        Writers wait for milliseconds. Both go at the end, or at the next `frozen` of the sandbox if the process was killed.
+        """
+        taken, stage = f"{FROZEN}{sandbox}", f"{FROZEN}{sandbox}.stage"
+        with ExitStack() as undo:
+            for name in (taken, stage):
+                self.drop(name)
+                undo.callback(self.drop, name)
+            with _typed("scratch"):
+                self._freeze(sandbox, taken, stage)
+            yield self.root / taken / "u", self.root / stage / "tree"
+
+    def _freeze(self, sandbox: str, taken: str, stage: str) -> None:
+        with self._tree(sandbox) as fd:
+            btrfs.snapshot(self._fd, taken, fd, read_only=True)
+        btrfs.create_subvolume(self._fd, stage)
+        with self._tree(stage) as fd:
+            # As what it shares blocks with: the kernel refuses to mix the two kinds of files.
+            btrfs.write_in_place(fd)
+            os.mkdir("tree", 0o755, dir_fd=fd)
 
     def drop(self, sandbox: str) -> None:
         """Remove the tree; its space comes back a little later (see `sync`). Idempotent."""

@@ -299,13 +299,22 @@ def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_piece(taken: int, made: int, offset: int, length: int) -> None:
-    """sendfile: the two are on different file systems, where copy_file_range refuses and no blocks can be shared."""
-    os.lseek(made, offset, os.SEEK_SET)
     while length:
-        done = os.sendfile(made, taken, offset, min(length, _PIECE))
+        done = _copied(taken, made, offset, min(length, _PIECE))
         if not done:
             raise OSError(errno.EIO, "the file is shorter than it says")
         offset, length = offset + done, length - done
+
+
+def _copied(taken: int, made: int, offset: int, length: int) -> int:
+    """copy_file_range shares the blocks within one btrfs, and refuses between two kinds of file systems."""
+    try:
+        return os.copy_file_range(taken, made, length, offset, offset)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    os.lseek(made, offset, os.SEEK_SET)
+    return os.sendfile(made, taken, offset, length)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def pack(
     name: str,
     *,
     below: Lower,
+    stage: Path | None = None,
     policy: Policy = Policy(),  # noqa: B008
     source: str = "",
     kind: str = "pack_diff",
@@ -48,7 +49,9 @@ def pack(
     """Make the upper directory of a sandbox's overlay the next version of `name`.
 
     `upper` is in a read-only snapshot: what changes meanwhile would be packed torn. `below` are all layers of that
-    overlay, not mapped to other ids. The layer on top of them shows what the sandbox saw, except for what `policy` leaves
+    overlay, not mapped to other ids, their descriptors open for reading. `stage` is an empty directory of the caller's on the
+    file system of `upper` (`Scratch.frozen`): contents are shared there and not copied, and small files are made much faster
+    than on the disk of the store, where they are made without it. The layer on top of them shows what the sandbox saw, except for what `policy` leaves
     out: there the layers below show through. The same changes again are the same layer.
 
     Raises `InvalidRequest` naming a file that no layer may hold, `NodeStorageFull`, `FeatureMissing`, `CreateFailed`;
@@ -56,7 +59,7 @@ def pack(
     """
     check_name(name, "name")
     with store.temporary() as work, _directory(upper) as taken:
-        tree, image = work / "tree", work / "image"
+        tree, image = stage or work / "tree", work / "image"
         directories.make(tree, 0o755)
         with _directory(tree) as target:
             flat = Flattening(taken, target, below, policy, shutil.disk_usage(work).free - _SPARE)
