@@ -392,6 +392,21 @@ def test_hostile_marks_lead_nowhere(ground: Ground, base: Layer) -> None:
     assert not list((ground.root / "layers/tmp").iterdir()), "nothing half-made stays"
 
 
+def test_what_is_frozen_stays_as_it_was_and_goes(ground: Ground) -> None:
+    upper = ground.scratch.make(name := ground.fresh("sandbox"), SIZE).path / "u"
+    write(upper, "file", b"before")
+    with ground.scratch.frozen(name) as (frozen, stage):
+        write(upper, "file", b"after")
+        assert (frozen / "file").read_bytes() == b"before"
+        assert not list(stage.iterdir())
+        with pytest.raises(OSError, match="Read-only"):
+            write(frozen, "file")
+        assert ground.scratch.list() >= {name} and not [n for n in ground.scratch.list() if "frozen" in n]
+    with pytest.raises(LookupError), ground.scratch.frozen(name):
+        raise LookupError
+    assert not list(ground.scratch.root.glob(".frozen-*"))
+
+
 NAMES = [
     "etc",
     "usr",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from barchan.errors import InvalidRequest
@@ -15,7 +17,7 @@ LEFT_OUT = {
     "caches": [
         "root/.cache/pip",
         "home/b/.cache/x",
-        "var/lib/apt/lists/deb.debian.org_x",
+        "var/lib/apt/lists/mirror_dists_x",
         "var/cache/apt/pkgcache.bin",
     ],
     "credentials": [
@@ -69,6 +71,13 @@ def test_kept(path: str) -> None:
 
 def test_every_rule_is_tried() -> None:
     assert {rule.name for rule in RULES} == set(LEFT_OUT)
+
+
+def test_the_page_lists_every_pattern() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/scrub-policy.md").read_text()
+    for rule in RULES:
+        line = next(line for line in page.splitlines() if line.startswith(f"| `{rule.name}` |"))
+        assert not [pattern for pattern in (*rule.patterns, *rule.but) if f"`{pattern}`" not in line]
 
 
 def test_directories_of_logs_stay() -> None:
