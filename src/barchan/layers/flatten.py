@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from barchan.errors import BarchanError, CreateFailed, InvalidRequest, NodeStorageFull
+from barchan.errors import CreateFailed, InvalidRequest, NodeStorageFull
 from barchan.kernel import syscalls
 from barchan.layers import upper
 from barchan.layers.lower import OPAQUE, Attributes, Lower, Parts, is_whiteout, set_attributes
@@ -325,8 +325,6 @@ def _typed(path: Parts, what: str, *, attributes: bool = False) -> Iterator[None
     """Failures name the file. A file system that has no room in an inode says ENOSPC too."""
     try:
         yield
-    except BarchanError:
-        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if attributes and (full or error.errno in (errno.E2BIG, errno.ERANGE)):

@@ -12,13 +12,12 @@ import msgspec
 
 from barchan.kernel import directories, syscalls
 from barchan.layers import erofs
-from barchan.layers.flatten import PHASE, Flattening
+from barchan.layers.flatten import Flattening
 from barchan.layers.lower import DIRECTORY, Lower
 from barchan.layers.scrub import Policy
 from barchan.layers.store import Layer, LayerStore
 from barchan.names import check_name
 
-__all__ = ["PHASE", "PackReport", "pack"]
 _SPARE = 64 << 20
 
 
