@@ -1,12 +1,16 @@
-"""The real guest as an ordinary process, for the tests that drive it directly."""
+"""The real guest as an ordinary process, for the tests that drive it directly; a directory for layers that get mounted."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import server
 from tests.host.guest_client import Guest, Link, built_guest, running_guest
 
 
@@ -25,3 +29,18 @@ def guest(guest_binary: Path) -> Iterator[Guest]:
 def link(guest: Guest) -> Iterator[Link]:
     with guest.dial() as dialled:
         yield dialled
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A directory whose file system holds images that are mounted from their file."""
+    if os.geteuid():
+        pytest.skip("mounting needs root")
+    disks = server.disks()
+    if not disks:
+        pytest.skip("no file system here can hold images that are mounted from their file")
+    path = Path(tempfile.mkdtemp(prefix="barchan-disk-", dir=disks[0]))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from barchan.cli.profile import profile_command
 from barchan.cli.progress import busy
 from barchan.cli.session import DIRECTORY, FILE, Session, data_option, json_option, need_root
 from barchan.cli.text import plain, span
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 @click.group()
 def env() -> None:
     """The layers that sandboxes are made of."""
+
+
+env.add_command(profile_command)
 
 
 def open_store(data: Path) -> LayerStore:

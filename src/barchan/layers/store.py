@@ -68,6 +68,7 @@ class LayerStore:
           lock                      shared while an image is added, exclusive while unnamed ones are removed
           pulling/<hash>            held while an image is fetched
           unused/<hex>              since when nothing reaches a layer (`gc`)
+          prefetch/<hex>.json       what of a layer is read ahead (`prefetch`)
           tmp/                      work in progress; `sweep` empties it
 
     Any number of processes may use it at once. A file appears under its final name only when it is complete and on
@@ -79,7 +80,7 @@ class LayerStore:
         self._images, self.catalog = root / "sha256", Catalog(root / "names")
         self._verified, self._tmp = root / "verified", root / "tmp"
         self._stacks, self.converted, self.pulling = root / "stacks", root / "converted", root / "pulling"
-        self.unused = root / "unused"
+        self.unused, self.prefetch = root / "unused", root / "prefetch"
         every = (
             root,
             self._images,
@@ -90,6 +91,7 @@ class LayerStore:
             self.converted,
             self.pulling,
             self.unused,
+            self.prefetch,
         )
         for directory in every:
             directories.private(directory)
@@ -248,7 +250,7 @@ class LayerStore:
         for document in self._stacks.glob("*.json"):
             if f"sha256:{document.stem}" not in named:
                 document.unlink(missing_ok=True)
-        for record in self.converted.glob("*/*.json"):
+        for record in (*self.converted.glob("*/*.json"), *self.prefetch.glob("*.json")):
             if record.stem not in kept:
                 record.unlink(missing_ok=True)
 
