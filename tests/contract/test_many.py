@@ -306,7 +306,7 @@ async def test_an_interrupted_command_leaves_what_it_printed(tmp_path: Path, mom
 COMMAND = """
 import os
 os.write(1, b"python is up\\n")
-from barchan.cli.main import main
+from barchan.__main__ import main
 main()
 """
 
@@ -322,8 +322,8 @@ async def test_an_interrupt_at_any_time_ends_the_command(place: Site, node: Node
     assert await process.stdout.readline() == b"python is up\n"
     await asyncio.sleep(late / 1000)
     process.send_signal(signal.SIGINT)
-    await process.communicate()
-    assert process.returncode == -signal.SIGINT
+    _, said = await process.communicate()
+    assert process.returncode == -signal.SIGINT, said
     assert not node.sandboxes and not node.at_once
 
 

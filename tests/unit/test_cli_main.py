@@ -281,3 +281,14 @@ def test_listen_rules() -> None:
         with pytest.raises(BarchanError) as caught:
             check_listen(listen, one, other, False)
         assert caught.value.field in ("listen", "tls_cert")
+
+
+def test_an_interrupt_that_python_wraps_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 3.11 does with one that comes while a class body is run, so while a module is imported."""
+
+    def interrupted(name: str) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("barchan.cli.main.importlib.import_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        invoke(["version"])

@@ -150,8 +150,17 @@ def invoke(argv: list[str]) -> int:
         raise KeyboardInterrupt from error
     except OutputGone:
         return OUTPUT_GONE  # quietly, as `head` expects of its left neighbour
-    except Exception as error:  # noqa: BLE001  the edge of the program
+    except Exception as error:
+        if _interrupted(error):
+            raise KeyboardInterrupt from error
         return _unexpected(session, error, failed)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Python 3.11 wraps an interrupt that comes while a class body is run."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 def _unexpected(session: Session, error: Exception, code: int) -> int:
