@@ -8,7 +8,10 @@ from barchan.errors import InvalidRequest
 from barchan.image_refs import HINT, PATTERN, is_image
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
-REF = re.compile(rf"(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}}))?|sha256:[0-9a-f]{{64}}")
+REF = re.compile(
+    rf"(?!sha256:)(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}})|:{NAME.pattern})?|sha256:[0-9a-f]{{64}}"
+)
+"""After `@` comes what never changes, after `:` what may be moved."""
 _IMAGE = re.compile(PATTERN)
 
 
@@ -33,6 +36,6 @@ def check_ref(value: str, field: str) -> str:
         raise InvalidRequest(
             f"{field}: {value!r} is not an environment reference",
             field=field,
-            hint="use name, name@version, sha256:<64 hex digits> or docker://REGISTRY/NAME:TAG",
+            hint="use name, name@version, name:tag, sha256:<64 hex digits> or docker://REGISTRY/NAME:TAG",
         )
     return value

@@ -24,7 +24,6 @@ from barchan.backends.pool import Pool
 from barchan.backends.pulls import Pulls
 from barchan.config import Layout, NodeConfig
 from barchan.errors import EnvironmentNotFound, SandboxUnavailable
-from barchan.image_refs import is_image
 from barchan.images import settled
 from barchan.kernel import processes
 from barchan.kernel.cgroups import GroupTree
@@ -32,9 +31,11 @@ from barchan.kernel.groups import Group
 from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
+from barchan.layers import pointers
+from barchan.layers.catalog import described
 from barchan.layers.gc import collect
 from barchan.layers.mount import LayerMounts
-from barchan.layers.pull import known
+from barchan.layers.pull import images_missing
 from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import Layer, LayerStore
@@ -112,11 +113,11 @@ class ContainerBackend:
     # --- making
 
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
-        entries = await self._maker.in_thread(self._store.catalog.entries)
-        return tuple(
-            EnvironmentInfo(name=e.name, version=e.version, digest=e.digest, size=e.size, created=e.created)
-            for e in entries
-        )
+        return await self._maker.in_thread(self._environments)
+
+    def _environments(self) -> tuple[EnvironmentInfo, ...]:
+        entries, names = self._store.catalog.entries(), pointers.names_of(self._store.catalog)
+        return tuple(described(entry, names.get(entry.reference, ())) for entry in entries)
 
     async def settle(self, spec: SandboxSpec) -> SandboxSpec:
         check_sources(spec, self._config.data_mounts)
@@ -134,8 +135,7 @@ class ContainerBackend:
 
     async def _fetched(self, environment: EnvironmentRef) -> bool:
         """Whether it has images that were not here."""
-        images = [name for name in environment.names() if is_image(name)]
-        missing = await self._maker.in_thread(lambda: [image for image in images if not known(self._store, image)])
+        missing = await self._maker.in_thread(lambda: images_missing(self._store, environment))
         for image in missing:
             await self._pulls.pull(image)
         return bool(missing)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from barchan.cli.profile import profile_command
 from barchan.cli.progress import busy
@@ -154,29 +155,75 @@ def _progress(line: str) -> None:
     Session().note(plain(line.rstrip("\n")))
 
 
+@env.command("tag")
+@click.argument("name", metavar="NAME[@VERSION]")
+@click.argument("tag")
+@data_option
+@json_option
+@click.pass_obj
+def tag_command(session: Session, name: str, tag: str, data: Path) -> None:
+    """Let NAME:TAG mean a version of NAME, the newest unless it is said, until it is moved or removed with `env rm`."""
+    from barchan.layers.pointers import set_tag
+
+    entry = set_tag(open_store(data), name, tag)
+    if session.json:
+        session.emit({"tag": f"{entry.name}:{tag}", "reference": entry.reference, "digest": entry.digest})
+    else:
+        click.echo(f"{entry.name}:{tag}  {entry.reference}")
+
+
+@env.command("alias")
+@click.argument("name")
+@click.argument("target")
+@data_option
+@json_option
+@click.pass_obj
+def alias_command(session: Session, name: str, target: str, data: Path) -> None:
+    """Let NAME stand for TARGET wherever an environment is named, until it is set anew or removed with `env rm`.
+
+    TARGET is NAME, NAME@VERSION, NAME:TAG, a digest, an image (docker://debian:12) or another alias.
+    """
+    from barchan.layers.pointers import set_alias
+
+    set_alias(open_store(data), name, target)
+    session.emit({"alias": name, "target": target}) if session.json else click.echo(f"{name}  {plain(target)}")
+
+
 @env.command("ls")
 @data_option
 @json_option
 @click.pass_obj
 def ls_command(session: Session, data: Path) -> None:
-    """List the layers by name and version."""
+    """List the layers by name and version, with the tags and aliases that mean them."""
     import time
 
     from barchan.cli.tables import show
+    from barchan.layers.pointers import names_of
 
     store = _existing_store(data)
     entries = store.catalog.entries() if store else ()
+    tags = names_of(store.catalog) if store else {}
     if session.json:
-        session.emit(entries)
+        session.emit([{**to_builtins(entry), "tags": tags.get(entry.reference, ())} for entry in entries])
         return
     now = time.time()
     named = {e.reference for e in entries if e.name != e.reference}
     rows = [
-        (e.name if e.manifest else e.reference, size(e.size), span(now - e.created), e.digest[:19], e.source)
+        (
+            e.name if e.manifest else e.reference,
+            " ".join(tags.get(e.reference, ())),
+            size(e.size),
+            span(now - e.created),
+            e.digest[:19],
+            e.source,
+        )
         for e in entries
         if e.name != e.reference or e.reference not in named
     ]
-    show(("name", ">size", ">age", "digest", "source"), rows)
+    shown = {name for names in tags.values() for name in names}
+    aliases = store.catalog.aliases() if store else {}
+    rows += [(alias, "", "", "", "", f"for {aliases[alias]}") for alias in sorted(aliases.keys() - shown)]
+    show(("name", "tags", ">size", ">age", "digest", "source"), rows, ("tags", "source"))
 
 
 @env.command("rm")
@@ -186,7 +233,7 @@ def ls_command(session: Session, data: Path) -> None:
 @json_option
 @click.pass_obj
 def rm_command(session: Session, references: tuple[str, ...], every: bool, data: Path) -> int:
-    """Remove layers. NAME alone must have one version only, or be meant with --all.
+    """Remove layers, or a tag NAME:TAG, or an alias. NAME alone must have one version only, or be meant with --all.
 
     Sandboxes made of them go on, and how many there are is said. The room on the disk comes back some ten minutes later, or with
     `barchan layer gc --grace 0`; that of running sandboxes when they have ended.

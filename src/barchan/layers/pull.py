@@ -11,12 +11,13 @@ import msgspec
 
 from barchan.config import RegistryAccess
 from barchan.errors import EnvironmentNotFound
-from barchan.image_refs import ImageRef, parse_image
+from barchan.image_refs import ImageRef, is_image, parse_image
 from barchan.layers import oci, refs
 from barchan.layers.catalog import NameEntry, flock
 from barchan.layers.oci_schema import Platform, parse_platform
 from barchan.layers.registry import open_image
 from barchan.layers.store import LayerStore
+from barchan.spec import EnvironmentRef
 
 KIND = "registry"
 
@@ -27,6 +28,12 @@ def known(store: LayerStore, ref: str) -> NameEntry | None:
         return store.catalog.find(refs.parse(ref))
     except EnvironmentNotFound:
         return None
+
+
+def images_missing(store: LayerStore, environment: EnvironmentRef) -> list[str]:
+    """Images that an environment names, or an alias in it stands for, and that the store has not."""
+    meant = [str(store.catalog.follow(refs.parse(name))[-1]) for name in environment.names()]
+    return [name for name in meant if is_image(name) and known(store, name) is None]
 
 
 def pull(

@@ -1,4 +1,4 @@
-"""References to layers as people write them: `debian-12`, `debian-12@3`, `sha256:<64 hex digits>`. Pure."""
+"""References to layers as people write them: `debian-12`, `debian-12@3`, `debian-12:stable`, `sha256:<64 hex digits>`. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Ref(msgspec.Struct, frozen=True):
-    """Either `digest`, or `name` with `version` ("" is the newest); the name of an image is its reference."""
+    """Either `digest`, or `name` with `version` or `tag` (neither is the newest); the name of an image is its reference."""
 
     name: str = ""
     version: str = ""
     digest: str = ""
+    tag: str = ""
 
     def __str__(self) -> str:
-        return self.digest or self.name + (f"@{self.version}" if self.version else "")
+        version, tag = f"@{self.version}" if self.version else "", f":{self.tag}" if self.tag else ""
+        return self.digest or self.name + version + tag
 
 
 def parse(text: str, field: str = "environment") -> Ref:
@@ -31,8 +33,9 @@ def parse(text: str, field: str = "environment") -> Ref:
     check_ref(text, field)
     if text.startswith("sha256:"):
         return Ref(digest=text)
-    name, _, version = text.partition("@")
-    return Ref(name=name, version=version)
+    name, _, tag = text.partition(":")
+    name, _, version = name.partition("@")
+    return Ref(name=name, version=version, tag=tag)
 
 
 def check_digest(text: str) -> str:

@@ -13,21 +13,23 @@ MOST = 1024
 
 
 class ResolvedNames:
-    """`LayerStore.resolve`; a name costs one stat as long as none of its versions comes or goes."""
+    """`LayerStore.resolve`; a name, and each alias on the way, costs one stat as long as nothing of it comes or goes."""
 
     def __init__(self, store: LayerStore) -> None:
         self._store = store
-        self._known: dict[str, tuple[int, Layer]] = {}
+        self._known: dict[str, tuple[dict[str, int], Layer]] = {}
 
     def __call__(self, ref: str) -> Layer:
-        name = refs.parse(ref).name
-        changed = self._store.catalog.changed(name) if name else 0
+        changed = self._store.catalog.changed
         known = self._known.get(ref)
-        if known is not None and known[0] == changed:
+        if known is not None and all(changed(name) == at for name, at in known[0].items()):
             return known[1]
+        seen = {meant.name: changed(meant.name) for meant in self._store.catalog.follow(refs.parse(ref)) if meant.name}
         layer = self._store.resolve(ref)
-        if changed and time.time_ns() - changed > SETTLED_NS:
+        if not layer.name:
+            return layer  # a digest has no file of its own whose time would tell that it is gone
+        if all(seen.values()) and time.time_ns() - max(seen.values()) > SETTLED_NS:
             if len(self._known) >= MOST:
                 self._known.clear()
-            self._known[ref] = (changed, layer)
+            self._known[ref] = (seen, layer)
         return layer

@@ -17,7 +17,7 @@ import msgspec
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt
 from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
-from barchan.layers import refs
+from barchan.layers import pointers, refs
 from barchan.layers.catalog import REMEDY, Catalog, NameEntry, flock, sync, write
 from barchan.names import check_name
 
@@ -167,7 +167,7 @@ class LayerStore:
 
     def resolve(self, ref: str, field: str = "environment") -> Layer:
         """The layer that a reference names; of a stack the top one. `EnvironmentNotFound` tells names that are near."""
-        wanted = refs.parse(ref, field)
+        wanted = self.catalog.follow(refs.parse(ref, field), field)[-1]
         if wanted.digest:
             return self._layer(wanted.digest, ref, reference=wanted.digest)
         entry = self.catalog.find(wanted, field)
@@ -190,15 +190,19 @@ class LayerStore:
             raise LayerCorrupt(f"{ref}: its image {digest} is missing", hint=REMEDY, phase="resolve") from error
 
     def remove(self, ref: str) -> tuple[NameEntry, ...]:
-        """Forget `name@version`, or every version of `name`; returns them. The layers go later (`gc`).
+        """Forget `name@version`, or every version of `name`; returns them. The layers go later (`gc`). Of a tag or an alias
+        only itself is forgotten, which is no version.
 
-        `EnvironmentNotFound` if there is none.
+        `EnvironmentNotFound` if there is none, `InvalidRequest` if a tag or an alias would then mean nothing (`pointers`).
         """
         wanted = refs.parse(ref)
         if wanted.digest:
             raise InvalidRequest("environment: remove names, not digests", field="environment")
-        entry = self.catalog.find(wanted)
+        if pointers.drop(self, ref):
+            return ()
         with flock(self.root / "lock", fcntl.LOCK_EX):
+            entry = self.catalog.find(wanted)
+            pointers.check_unused(self.catalog, wanted, entry)
             return self._forget(wanted, entry)
 
     def _forget(self, wanted: refs.Ref, entry: NameEntry) -> tuple[NameEntry, ...]:
@@ -208,6 +212,8 @@ class LayerStore:
             removed = tuple(self.catalog.entry(wanted.name, version) for version in gone)
             for version in gone:
                 self.catalog.forget(wanted.name, version)
+            for tag in self.catalog.tags(wanted.name) if not self.catalog.versions(wanted.name) else ():
+                self.catalog.point(refs.Ref(name=wanted.name, tag=tag), None)
         self._used_until_now(removed)
         kept = {one.reference for one in self.catalog.entries() if one.name != one.reference}
         for name in {one.reference for one in removed if one.manifest} - kept:
@@ -229,9 +235,8 @@ class LayerStore:
         return {f"sha256:{image.stem}": image.stat().st_size for image in self._images.glob("*.erofs")}
 
     def reached(self) -> set[str]:
-        """Digests of the layers that names stand for."""
-        named = {entry.digest for entry in self.catalog.entries()}
-        return {layer for digest in named for layer in self.layers_of(digest)}
+        """Digests of the layers that names and aliases stand for."""
+        return {layer for digest in self.catalog.digests() for layer in self.layers_of(digest)}
 
     def layers_of(self, digest: str) -> tuple[str, ...]:
         """Digests of the layers of an image, or of the one layer that it is."""
@@ -245,7 +250,7 @@ class LayerStore:
 
     def discard_leftovers(self) -> None:
         """What speaks of images and layers that are gone."""
-        named = {entry.digest for entry in self.catalog.entries()}
+        named = self.catalog.digests()
         kept = {refs.hex_of(digest) for digest in self.sizes()}
         for document in self._stacks.glob("*.json"):
             if f"sha256:{document.stem}" not in named:

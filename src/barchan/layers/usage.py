@@ -6,6 +6,7 @@ from collections import Counter
 
 import msgspec
 
+from barchan.layers import refs
 from barchan.layers.store import LayerStore
 
 
@@ -33,6 +34,8 @@ def usage(store: LayerStore) -> StoreUsage:
     """Raises `LayerCorrupt` when a name or an image cannot be read."""
     sizes = store.sizes()
     reached = {entry.reference: set(store.layers_of(entry.digest)) for entry in store.catalog.entries()}
+    aliased = {alias: refs.parse(target).digest for alias, target in store.catalog.aliases().items()}
+    reached |= {alias: set(store.layers_of(digest)) for alias, digest in aliased.items() if digest}
     users = Counter(digest for layers in reached.values() for digest in layers)
     names = tuple(
         NameUsage(

@@ -70,6 +70,8 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     size: int
     created: float
+    tags: tuple[str, ...] = ()
+    """Other names that mean this version now: `debian-12:stable`, and aliases."""
 
 
 class ListEnvironments(Request, frozen=True, kw_only=True):

@@ -1,0 +1,43 @@
+"""`barchan env` on names: tags and aliases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from barchan.config import Layout
+from barchan.layers.store import LayerStore
+from tests.unit.test_layers_store import add
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: as the store does")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    (tmp_path / "data").mkdir(0o700)
+    return LayerStore(Layout(tmp_path / "data").layers)
+
+
+def run(store: LayerStore, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "barchan.cli.main", "env", *argv, "--data", str(store.root.parent)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_tags_and_aliases_are_set_listed_and_removed(store: LayerStore) -> None:
+    add(store, "base", b"one")
+    assert run(store, "tag", "base@1", "stable").stdout == "base:stable  base@1\n"
+    assert json.loads(run(store, "alias", "fast", "base:stable", "--json").stdout)["alias"] == "fast"
+    run(store, "alias", "python", "docker://python:3")
+    table = run(store, "ls").stdout
+    assert "base@1  base:stable fast" in table and "for docker://docker.io/library/python:3" in table
+    [entry] = json.loads(run(store, "ls", "--json").stdout)
+    assert entry["name"] == "base" and entry["tags"] == ["base:stable", "fast"]
+    refused = run(store, "rm", "base@1")
+    assert refused.returncode == 1 and "base:stable" in refused.stderr
+    assert run(store, "rm", "fast", "python", "base:stable", "base").returncode == 0
+    assert run(store, "ls", "--json").stdout == "[]\n"
