@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         InternalError,
         InvalidRequest,
         LayerCorrupt,
+        LockMismatch,
         LogCorrupt,
         NodeError,
         NodeNotFound,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         UserNotFound,
         WrongVersion,
     )
+    from barchan.locks import EnvironmentLock
     from barchan.mounts import DataMount
     from barchan.sdk import (
         Batch,
@@ -101,6 +103,7 @@ __all__ = [
     "CreateFailed",
     "CreateFailure",
     "DataMount",
+    "EnvironmentLock",
     "EnvironmentNotFound",
     "EnvironmentRef",
     "ExecInfo",
@@ -121,6 +124,7 @@ __all__ = [
     "InvalidRequest",
     "LayerCorrupt",
     "Limits",
+    "LockMismatch",
     "LogCorrupt",
     "NetworkRules",
     "NodeError",
@@ -161,7 +165,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = ("barchan.errors", "barchan.spec", "barchan.usage", "barchan.sdk")
+_HOMES = ("barchan.errors", "barchan.spec", "barchan.locks", "barchan.usage", "barchan.sdk")
 
 
 def __getattr__(name: str) -> Any:

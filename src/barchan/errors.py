@@ -12,6 +12,7 @@ its own table, so that no remote side can choose what is imported or constructed
     │   ├── Conflict                 the same id or key was used for a different request
     │   ├── NotSupported             this backend or host cannot do that verb
     │   ├── EnvironmentNotFound
+    │   ├── LockMismatch             what is there is not what a lock file says
     │   ├── ImageNotFound            the registry has no such image
     │   ├── ImageDenied              the registry wants other credentials, or says so instead of "not found"
     │   ├── SandboxNotFound
@@ -157,6 +158,11 @@ class NotSupported(CallerError):
 class EnvironmentNotFound(CallerError):
     code = "environment_not_found"
     status = 404
+
+
+class LockMismatch(CallerError):
+    code = "lock_mismatch"
+    status = 409
 
 
 class ImageNotFound(CallerError):

@@ -12,7 +12,7 @@ ROOT, TOP = "root", "/"
 """User and directory of what says neither."""
 
 
-class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an OCI image; a layer that was made of a directory or an archive says nothing."""
 
     env: dict[str, str] = {}

@@ -8,8 +8,9 @@ from barchan.errors import InvalidRequest
 from barchan.image_refs import HINT, PATTERN, is_image
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 REF = re.compile(
-    rf"(?!sha256:)(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}})|:{NAME.pattern})?|sha256:[0-9a-f]{{64}}"
+    rf"(?!sha256:)(?:{NAME.pattern})(?:@(?:[0-9]{{1,9}}|[a-z][a-z0-9._-]{{0,62}})|:{NAME.pattern})?|{DIGEST.pattern}"
 )
 """After `@` comes what never changes, after `:` what may be moved."""
 _IMAGE = re.compile(PATTERN)

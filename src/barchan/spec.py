@@ -12,9 +12,11 @@ from typing import Literal, NewType
 
 import msgspec
 
+from barchan.environments import EnvironmentRef as EnvironmentRef
+from barchan.environments import check_environment
 from barchan.errors import ErrorBody, InvalidRequest
 from barchan.mounts import DataMount, check_mounts
-from barchan.names import NAME, check_ref
+from barchan.names import NAME
 from barchan.pools import PoolInfo
 from barchan.ranges import LIMITS, check_limit
 
@@ -49,18 +51,6 @@ class NetworkRules(_Value, frozen=True, kw_only=True):
     """What the sandbox may reach. Only `deny` (loopback alone) exists so far."""
 
     mode: Literal["deny"] = "deny"
-
-
-class EnvironmentRef(_Value, frozen=True, kw_only=True):
-    """Layers to compose, by name (`debian-12`), name and version (`debian-12@3`) or digest (`sha256:…`)."""
-
-    base: str
-    workspace: str | None = None
-    toolkits: tuple[str, ...] = ()
-
-    def names(self) -> tuple[str, ...]:
-        """From the bottom of the stack to its top."""
-        return (self.base, *((self.workspace,) if self.workspace else ()), *self.toolkits)
 
 
 class SandboxSpec(_Value, frozen=True, kw_only=True):
@@ -261,8 +251,7 @@ MOST_LABEL_BYTES = 4 * KIB
 
 def check_spec(spec: SandboxSpec) -> SandboxSpec:
     """Refuse what the types let through. Returns the same value."""
-    for i, ref in enumerate(spec.environment.names()):
-        check_ref(ref, "environment.base" if i == 0 else "environment")
+    check_environment(spec.environment)
     for field in LIMITS:
         check_limit(field, getattr(spec.limits, field))
     check_mounts(spec.mounts)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         InternalError,
         InvalidRequest,
         LayerCorrupt,
+        LockMismatch,
         LogCorrupt,
         NodeError,
         NodeNotFound,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         UserNotFound,
         WrongVersion,
     )
+    from barchan.locks import EnvironmentLock
     from barchan.mounts import DataMount
     from barchan.sdk._sync import (
         Batch,
@@ -102,6 +104,7 @@ __all__ = [
     "CreateFailed",
     "CreateFailure",
     "DataMount",
+    "EnvironmentLock",
     "EnvironmentNotFound",
     "EnvironmentRef",
     "ExecInfo",
@@ -122,6 +125,7 @@ __all__ = [
     "InvalidRequest",
     "LayerCorrupt",
     "Limits",
+    "LockMismatch",
     "LogCorrupt",
     "NetworkRules",
     "NodeError",
@@ -162,7 +166,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = ("barchan.errors", "barchan.spec", "barchan.usage", "barchan.sdk._sync")
+_HOMES = ("barchan.errors", "barchan.spec", "barchan.locks", "barchan.usage", "barchan.sdk._sync")
 
 
 def __getattr__(name: str) -> Any:

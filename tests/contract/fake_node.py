@@ -24,12 +24,14 @@ from barchan.errors import (
     ApiUnavailable,
     BarchanError,
     Conflict,
+    EnvironmentNotFound,
     ExecNotFound,
     FileAlreadyExists,
     FileMissing,
     SandboxNotFound,
     tree,
 )
+from barchan.locks import EnvironmentLock, LockedImage
 from barchan.spec import (
     Exec,
     ExecId,
@@ -124,6 +126,8 @@ class FakeNode:
         self.capacity = capacity
         self.refuse = ""
         """A reason to refuse every create with."""
+        self.lacks: tuple[str, ...] = ()
+        """Environments that it does not know."""
         self.create_gate: asyncio.Event | None = None
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.keys: dict[str, tuple[Any, str]] = {}
@@ -283,6 +287,16 @@ class FakeNode:
 
     async def _environment_list(self, call: Incoming, request: m.ListEnvironments) -> list[m.EnvironmentInfo]:
         return [m.EnvironmentInfo(name="debian-12", version=3, digest="sha256:" + "0" * 64, size=1, created=1.0)]
+
+    async def _environment_lock(self, call: Incoming, request: m.LockEnvironment) -> EnvironmentLock:
+        if request.environment.base in (*self.lacks, "nothing"):
+            raise EnvironmentNotFound(f"no environment {request.environment.base}")
+        digest = "sha256:" + "0" * 64
+        locked = [
+            LockedImage(name=name, reference=name, digest=digest, layers=(digest,))
+            for name in request.environment.names()
+        ]
+        return EnvironmentLock(base=locked[0], toolkits=tuple(locked[1:]))
 
     # commands
 

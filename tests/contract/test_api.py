@@ -547,6 +547,17 @@ async def test_environments_of_all_nodes_once(ask: Http, place: Site, node: Fake
     assert [(e["name"], e["version"]) for e in found] == [("debian-12", 3)]
 
 
+async def test_a_lock_comes_from_a_node_that_has_its_names(ask: Http, place: Site, node: FakeNode) -> None:
+    async with place.node("a-first") as other:
+        other.lacks = ("debian-12",)
+        status, lock = await ask("POST", "/v1/environments/lock", {"base": "debian-12", "toolkits": ["t"]})
+        assert status == 200 and [lock["base"]["name"], lock["toolkits"][0]["name"]] == ["debian-12", "t"]
+        status, error = await ask("POST", "/v1/environments/lock", {"base": "nothing"})
+        assert (status, error["code"]) == (404, "environment_not_found")
+        status, error = await ask("POST", "/v1/environments/lock", {"base": "A"})
+        assert (status, error["field"]) == (400, "environment.base")
+
+
 # commands and files
 
 

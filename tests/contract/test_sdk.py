@@ -23,6 +23,7 @@ from barchan.errors import (
     BarchanError,
     CommandFailed,
     Conflict,
+    EnvironmentNotFound,
     ExecNotFound,
     FileAlreadyExists,
     FileDenied,
@@ -261,6 +262,23 @@ async def test_renewing(sandbox: Sandbox) -> None:
 async def test_environments_and_nodes(client: Client, node: FakeNode) -> None:
     assert [env.name for env in await client.environments()] == ["debian-12"]
     assert [info.name for info in await client.nodes()] == ["n1"]
+
+
+async def test_a_lock_is_written_read_and_used(client: Client, node: FakeNode, tmp_path: Path) -> None:
+    lock = await client.lock("debian-12", toolkits=["tools@1"])
+    assert [image.name for image in lock.images] == ["debian-12", "tools@1"]
+    (tmp_path / "env.lock").write_text(str(lock))
+    for given in (lock, str(tmp_path / "env.lock"), tmp_path / "env.lock"):
+        assert (await client.create(lock=given)).info.environment == lock.environment
+    with pytest.raises(EnvironmentNotFound):
+        await client.lock("nothing")
+    for wrong in ({"base": "debian-12"}, {"toolkits": ["a"]}, {"image": "debian:12"}):
+        with pytest.raises(InvalidRequest, match="give it alone"):
+            await client.create(lock=lock, **wrong)  # type: ignore[arg-type]
+    for path in (tmp_path / "none", tmp_path, 7):
+        with pytest.raises(InvalidRequest) as caught:
+            await client.create(lock=path)  # type: ignore[arg-type]
+        assert caught.value.field == "lock"
 
 
 async def test_a_key_makes_one_sandbox(client: Client, node: FakeNode) -> None:

@@ -58,6 +58,7 @@ SHORT = {
     "created": "When it was made.",
     "EnvironmentInfo.created": "Unix seconds.",
     "EnvironmentInfo.size": "Bytes of its image.",
+    "EnvironmentLock.base": "What each part was: `name`, `reference`, `digest`, `layers`, `config`.",
     "digest": "Names the content; usable as a reference.",
     "version": "Counts from 1.",
     "started": "Unix seconds.",

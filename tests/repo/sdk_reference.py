@@ -16,13 +16,13 @@ import msgspec
 
 import barchan
 from barchan import errors, sdk, spec, sync
-from barchan.wire import messages
+from barchan.wire import environments
 from tests.repo.fields import DESCRIBED, SHORT, settings
 
 WIDTH = 110
 ALIASES = ("Text", "Command", "Input", "PathText", "Content", "Progress", "Readable")
 KINDS = ("BackendName", "SandboxState", "Outcome", "LimitName")
-RETURNED = {"EnvironmentInfo": messages}
+RETURNED = {"EnvironmentInfo": environments}
 """Not importable from `barchan`, but returned by it."""
 MADE_BY_USERS = ("Client",)
 """Classes whose constructor is for users; the others come from calls."""

@@ -9,8 +9,8 @@ from barchan import errors, sync
 
 PUBLIC = """
 AdmissionRefused ApiUnavailable BarchanError Batch CallerError Client CommandFailed CompletedExec Conflict CreateFailed
-CreateFailure DataMount EnvironmentNotFound EnvironmentRef ExecInfo ExecNotFound ExecResult FeatureMissing FileAlreadyExists FileDenied FileFailure
-FileIsDirectory FileMissing FileNotDirectory FileStat Files ImageDenied ImageNotFound InternalError InvalidRequest LayerCorrupt Limits LogCorrupt NetworkRules
+CreateFailure DataMount EnvironmentLock EnvironmentNotFound EnvironmentRef ExecInfo ExecNotFound ExecResult FeatureMissing FileAlreadyExists FileDenied FileFailure
+FileIsDirectory FileMissing FileNotDirectory FileStat Files ImageDenied ImageNotFound InternalError InvalidRequest LayerCorrupt Limits LockMismatch LogCorrupt NetworkRules
 NodeError NodeInfo NodeNotFound NodeStorageFull NodeUnavailable NotSupported OutcomeUnknown PlatformError Process ProcessInfo
 ProcessInput ProcessOutput ProtocolError RecordGone RegistryUnavailable RequestTimeout Sandbox SandboxDiskFull SandboxError SandboxInfo SandboxLogFull SandboxNotFound
 SandboxSpec SandboxStats SandboxStopped SandboxUnavailable Shell ShellBusy ShellEnded TerminalProcess TerminalsTaken TransferReport Unauthenticated UserNotFound WrongVersion __version__

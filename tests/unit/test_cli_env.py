@@ -1,4 +1,4 @@
-"""`barchan env` on names: tags and aliases."""
+"""`barchan env` on names: tags, aliases and lock files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from barchan.config import Layout
 from barchan.layers.store import LayerStore
+from barchan.locks import read_lock
 from tests.unit.test_layers_store import add
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: as the store does")
@@ -41,3 +42,14 @@ def test_tags_and_aliases_are_set_listed_and_removed(store: LayerStore) -> None:
     assert refused.returncode == 1 and "base:stable" in refused.stderr
     assert run(store, "rm", "fast", "python", "base:stable", "base").returncode == 0
     assert run(store, "ls", "--json").stdout == "[]\n"
+
+
+def test_a_lock_file(store: LayerStore, tmp_path: Path) -> None:
+    add(store, "base", b"one")
+    tool = add(store, "tool", b"two")
+    done = run(store, "lock", "base", "-T", "tool")
+    lock = read_lock(done.stdout)
+    assert (lock.base.reference, lock.toolkits[0].digest) == ("base@1", tool.digest)
+    assert done.stdout == str(lock)
+    refused = run(store, "lock", "base", "--workspace", "none")
+    assert refused.returncode == 1 and not refused.stdout and "environment_not_found" in refused.stderr

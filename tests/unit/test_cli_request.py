@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from barchan.cli.request import (
     sandbox_spec,
 )
 from barchan.errors import InvalidRequest
+from barchan.locks import EnvironmentLock, LockedImage
 from barchan.spec import GIB, MIB, EnvironmentRef, Exec, Limits, SandboxSpec, Terminal
 
 
@@ -76,7 +78,7 @@ def test_everything() -> None:
 @pytest.mark.parametrize(
     ("args", "field"),
     [
-        (["../x"], "environment.base"),
+        (["../x"], "lock"),
         (["x", "--memory", "1"], "limits.memory"),
         (["x", "--pids", "-5"], "limits.pids"),
         (["x", "--cpus", "nan"], "limits.cpus"),
@@ -137,3 +139,10 @@ def test_what_a_terminal_needs() -> None:
     check_terminal_use(request("-t", "cat"), json=False)
     with pytest.raises(InvalidRequest, match="--json"):
         check_terminal_use(request("-t", "cat"), json=True)
+
+
+def test_a_path_is_a_lock_file(tmp_path: Path) -> None:
+    digest = "sha256:" + "0" * 64
+    lock = EnvironmentLock(base=LockedImage(name="a", reference="a@1", digest=digest, layers=(digest,)))
+    (tmp_path / "env.lock").write_text(str(lock))
+    assert spec(str(tmp_path / "env.lock")).environment == lock.environment

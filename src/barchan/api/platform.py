@@ -5,15 +5,21 @@ from __future__ import annotations
 from aiohttp import web
 
 from barchan._version import __version__
-from barchan.api.reply import json_reply
+from barchan.api.reply import body_of, json_reply
 from barchan.api.state import DISPATCH, SCHEMA
 from barchan.api.values import Health
-from barchan.wire.messages import ListEnvironments, ListNodes, unpack
+from barchan.spec import EnvironmentRef
+from barchan.wire.messages import ListEnvironments, ListNodes, LockEnvironment, unpack
 
 
 async def environments(request: web.Request) -> web.StreamResponse:
     answer = await request.app[DISPATCH].answer(ListEnvironments())
     return json_reply(unpack(answer, ListEnvironments.answer))
+
+
+async def lock(request: web.Request) -> web.StreamResponse:
+    message = LockEnvironment(environment=await body_of(request, EnvironmentRef))
+    return json_reply(unpack(await request.app[DISPATCH].answer(message), LockEnvironment.answer))
 
 
 async def nodes(request: web.Request) -> web.StreamResponse:

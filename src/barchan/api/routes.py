@@ -17,8 +17,11 @@ from barchan.errors import (
     EnvironmentNotFound,
     ExecNotFound,
     FileFailure,
+    ImageDenied,
+    ImageNotFound,
     InternalError,
     InvalidRequest,
+    LockMismatch,
     LogCorrupt,
     NodeError,
     NodeNotFound,
@@ -36,7 +39,8 @@ from barchan.errors import (
     UserNotFound,
     tree,
 )
-from barchan.spec import NodeInfo, SandboxInfo, SandboxSpec
+from barchan.locks import EnvironmentLock
+from barchan.spec import EnvironmentRef, NodeInfo, SandboxInfo, SandboxSpec
 from barchan.usage import SandboxStats
 from barchan.wire.messages import Created, EnvironmentInfo
 
@@ -70,7 +74,8 @@ _NODES = (NodeUnavailable, ProtocolError, AdmissionRefused, LogCorrupt, NodeStor
 """Of whatever a node answers."""
 _SANDBOX = (*_NODES, SandboxNotFound, SandboxStopped, SandboxUnavailable, NotSupported)
 _FILE = (*_SANDBOX, FileFailure, UserNotFound, SandboxDiskFull)
-_CREATE = (*_NODES, Conflict, EnvironmentNotFound, NotSupported, NodeError, SandboxStopped, SandboxUnavailable)
+_NAMES = (EnvironmentNotFound, LockMismatch, ImageNotFound, ImageDenied)
+_CREATE = (*_NODES, *_NAMES, Conflict, NotSupported, NodeError, SandboxStopped, SandboxUnavailable)
 _EXEC = (*_SANDBOX, Conflict, UserNotFound, SandboxLogFull)
 
 
@@ -187,6 +192,15 @@ ROUTES: tuple[Route, ...] = (
         "Environments",
         answer=tuple[EnvironmentInfo, ...],
         fails=_NODES,
+    ),
+    Route(
+        "POST",
+        "/v1/environments/lock",
+        platform.lock,
+        "What the names of an environment mean now: the content of a lock file",
+        body=EnvironmentRef,
+        answer=EnvironmentLock,
+        fails=(*_NODES, EnvironmentNotFound, LockMismatch, NotSupported, NodeError),
     ),
     Route("GET", "/v1/nodes", platform.nodes, "Connected nodes", answer=tuple[NodeInfo, ...]),
     Route("GET", "/v1/health", platform.health, "Whether the API answers", answer=Health, open=True),

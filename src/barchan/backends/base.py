@@ -19,8 +19,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from barchan.locks import EnvironmentLock
 from barchan.pools import PoolInfo
-from barchan.spec import BackendName, SandboxSpec
+from barchan.spec import BackendName, EnvironmentRef, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 
@@ -141,6 +142,14 @@ class Metered(Protocol):
 
     async def measure(self, id: str) -> Used:
         """Raises `SandboxUnavailable` when it ends meanwhile."""
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """Of a backend whose environments are layers."""
+
+    async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
+        """What its names mean now. Errors as of `settle`."""
 
 
 @runtime_checkable

@@ -34,11 +34,13 @@ from barchan.kernel.scratch import Scratch
 from barchan.layers import pointers
 from barchan.layers.catalog import described
 from barchan.layers.gc import collect
+from barchan.layers.locking import lock
 from barchan.layers.mount import LayerMounts
 from barchan.layers.pull import images_missing
 from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import Layer, LayerStore
+from barchan.locks import EnvironmentLock
 from barchan.pools import PoolInfo
 from barchan.spec import MIB, EnvironmentRef, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
@@ -118,6 +120,9 @@ class ContainerBackend:
     def _environments(self) -> tuple[EnvironmentInfo, ...]:
         entries, names = self._store.catalog.entries(), pointers.names_of(self._store.catalog)
         return tuple(described(entry, names.get(entry.reference, ())) for entry in entries)
+
+    async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
+        return await self._maker.in_thread(lambda: lock(self._store, environment))
 
     async def settle(self, spec: SandboxSpec) -> SandboxSpec:
         check_sources(spec, self._config.data_mounts)

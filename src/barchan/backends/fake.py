@@ -12,6 +12,7 @@ in a shell session also `cd DIR` and `pwd`. Labels of the spec script what goes 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import socket
 import struct
@@ -22,8 +23,9 @@ from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
 from barchan.backends.fake_commands import Command, Line, Session
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, NotSupported, SandboxUnavailable
 from barchan.images import NO_CONFIG, renamed, settled
+from barchan.locks import EnvironmentLock, LockedImage
 from barchan.pools import PoolInfo
-from barchan.spec import GIB, MIB, SandboxSpec
+from barchan.spec import GIB, MIB, EnvironmentRef, SandboxSpec
 from barchan.wire.frames import (
     STDERR,
     STDIN,
@@ -235,6 +237,18 @@ class FakeBackend:
             raise NotSupported("the fake has nothing to trace", field="ptrace")
         names = [name.removesuffix(VERSION) + VERSION for name in spec.environment.names()]
         return settled(spec, renamed(spec.environment, names), self.world.config)
+
+    async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
+        base, *above = (self._locked(name) for name in environment.names())
+        workspace = above.pop(0) if environment.workspace else None
+        return EnvironmentLock(base=base, workspace=workspace, toolkits=tuple(above))
+
+    def _locked(self, name: str) -> LockedImage:
+        plain = name.removesuffix(VERSION)
+        if plain not in self.world.environments:
+            raise EnvironmentNotFound(f"no environment {name}", field="environment")
+        digest = "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
+        return LockedImage(name=name, reference=plain + VERSION, digest=digest, layers=(digest,))
 
     def take(self, launch: Launch) -> Running | None:
         return None

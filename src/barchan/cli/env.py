@@ -189,6 +189,27 @@ def alias_command(session: Session, name: str, target: str, data: Path) -> None:
     session.emit({"alias": name, "target": target}) if session.json else click.echo(f"{name}  {plain(target)}")
 
 
+@env.command("lock")
+@click.argument("environment", metavar="ENV")
+@click.option("--workspace", metavar="LAYER", help="Layer on top of the environment.")
+@click.option("-T", "--toolkit", "toolkits", metavar="LAYER", multiple=True, help="Layer on top of all; repeatable.")
+@data_option
+@click.pass_obj
+def lock_command(
+    session: Session, environment: str, workspace: str | None, toolkits: tuple[str, ...], data: Path
+) -> None:
+    """Print a lock file: what ENV, workspace and toolkits are now, by version and by digest of every layer.
+
+    `barchan run ./env.lock` and `barchan create ./env.lock` make sandboxes of exactly that, here or on another host that has it.
+    """
+    from barchan.environments import EnvironmentRef, check_environment
+    from barchan.layers.locking import lock
+
+    wanted = EnvironmentRef(base=environment, workspace=workspace, toolkits=toolkits)
+    check_environment(wanted)
+    click.echo(str(lock(open_store(data), wanted)), nl=False)
+
+
 @env.command("ls")
 @data_option
 @json_option

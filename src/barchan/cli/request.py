@@ -95,9 +95,7 @@ def sandbox_spec(environment: str, options: dict[str, Any]) -> SandboxSpec:
     """From the options above; absent ones leave the defaults. Raises `InvalidRequest`."""
     chosen = {key: options[key] for key in ("hostname", "idle_timeout", "lifetime", "user", "workdir")}
     spec = SandboxSpec(
-        environment=EnvironmentRef(
-            base=environment, workspace=options["workspace"], toolkits=tuple(options["toolkits"])
-        ),
+        environment=_environment(environment, options["workspace"], tuple(options["toolkits"])),
         limits=Limits(**_given({key: options[key] for key in ("memory", "cpus", "pids", "disk")})),
         labels=parse_pairs(options["labels"], "labels"),
         env=_text_pairs(options["env"], "env"),
@@ -108,6 +106,15 @@ def sandbox_spec(environment: str, options: dict[str, Any]) -> SandboxSpec:
         **_given(chosen),
     )
     return check_spec(spec)
+
+
+def _environment(text: str, workspace: str | None, toolkits: tuple[str, ...]) -> EnvironmentRef:
+    """A name, or the path of a lock file, `./env.lock` or absolute: no name begins like that."""
+    from barchan.sdk._options import environment_of
+
+    if text.startswith((".", "/")):
+        return environment_of(None, None, None, text, workspace, toolkits)
+    return EnvironmentRef(base=text, workspace=workspace, toolkits=toolkits)
 
 
 def parse_mount(text: str) -> DataMount:

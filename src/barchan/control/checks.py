@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from barchan.environments import check_environment
 from barchan.errors import InvalidRequest
 from barchan.names import check_name, check_ref
 from barchan.spec import check_exec, check_spec, check_terminal, check_user
@@ -18,6 +19,7 @@ from barchan.wire.messages import (
     CreateMany,
     CreateSandbox,
     ListSandboxes,
+    LockEnvironment,
     OfFile,
     RenameFile,
     Request,
@@ -64,6 +66,8 @@ def check_request(request: Request) -> None:
         check_id(request.key, "key")
     elif isinstance(request, (CreateMany, CancelMany)):
         _check_many(request)
+    elif isinstance(request, LockEnvironment):
+        check_environment(request.environment)
     elif isinstance(request, ListSandboxes):
         _check_filters(request)
     elif isinstance(request, OfFile):

@@ -12,7 +12,14 @@ from barchan.control.checks import check_request
 from barchan.control.nodes import Nodes
 from barchan.control.placement import able, choose, refused
 from barchan.control.slots import Line
-from barchan.errors import AdmissionRefused, BarchanError, InvalidRequest, NodeNotFound, SandboxNotFound
+from barchan.errors import (
+    AdmissionRefused,
+    BarchanError,
+    EnvironmentNotFound,
+    InvalidRequest,
+    NodeNotFound,
+    SandboxNotFound,
+)
 from barchan.spec import NodeInfo, NodeName, node_of
 from barchan.wire.link import Call, FrameSink, ignore_frame
 from barchan.wire.messages import (
@@ -22,6 +29,7 @@ from barchan.wire.messages import (
     ListEnvironments,
     ListNodes,
     ListSandboxes,
+    LockEnvironment,
     OfSandbox,
     Request,
     pack,
@@ -63,6 +71,8 @@ class Dispatch:
             return pack(sorted(found, key=lambda info: str(info.id))[: request.limit])
         if isinstance(request, ListEnvironments):
             return pack(_distinct(await self._everywhere(request)))
+        if isinstance(request, LockEnvironment):
+            return await self._somewhere(request)
         raise InvalidRequest(f"{request.op} is not for clients", field="op")
 
     async def abandon(self, key: str) -> None:
@@ -81,6 +91,14 @@ class Dispatch:
             raise NodeNotFound(f"no node is called {node}", field="node", hint=hint) from error
         answers = await asyncio.gather(*(_finished(call) for call in calls))
         return [item for answer in answers for item in unpack(answer, request.answer)]
+
+    async def _somewhere(self, request: LockEnvironment) -> bytes:
+        """The answer of the first node, by name, that has what it names; if none has it, the last one's refusal."""
+        names, payload = sorted(info.name for info in await self._nodes.some()), pack_call(request)
+        for name in names[:-1]:
+            with contextlib.suppress(EnvironmentNotFound):
+                return await _finished(await self._nodes.call(name, payload))
+        return await _finished(await self._nodes.call(names[-1], payload))
 
     async def create(self, request: CreateSandbox, line: Line | None = None, placed: Placed = _nobody) -> bytes:
         """Where the key went before, else on the node that placement chooses, else on the next that has room.

@@ -118,7 +118,7 @@ def config_of(config: Config) -> ImageConfig:
     found = ImageConfig(
         env={key: value for key, _, value in pairs if key},
         user=process.user or "",
-        workdir=posixpath.join("/", process.working_dir or ""),
+        workdir=posixpath.join("/", process.working_dir) if process.working_dir else "",
         entrypoint=process.entrypoint or (),
         command=process.cmd or (),
         labels=process.labels or {},

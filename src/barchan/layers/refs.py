@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from barchan.errors import InvalidRequest
 from barchan.image_refs import is_image, parse_image
-from barchan.names import check_ref
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+from barchan.names import DIGEST, check_ref
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -40,7 +36,7 @@ def parse(text: str, field: str = "environment") -> Ref:
 
 def check_digest(text: str) -> str:
     """The same digest; `InvalidRequest` when it is none."""
-    if not _DIGEST.fullmatch(text):
+    if not DIGEST.fullmatch(text):
         raise InvalidRequest(f"{text!r} is not a digest", field="digest", hint="use sha256:<64 hex digits>")
     return text
 

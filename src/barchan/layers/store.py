@@ -144,7 +144,10 @@ class LayerStore:
     def stack(self, digest: str) -> StackFile | None:
         """The image of that digest; None when it is of a single layer, or unknown."""
         try:
-            return msgspec.json.decode((self._stacks / f"{refs.hex_of(digest)}.json").read_bytes(), type=StackFile)
+            document = (self._stacks / f"{refs.hex_of(digest)}.json").read_bytes()
+            if (found := "sha256:" + hashlib.sha256(document).hexdigest()) != digest:
+                raise LayerCorrupt(f"image {digest} has changed: it hashes to {found}", hint=REMEDY, phase="resolve")
+            return msgspec.json.decode(document, type=StackFile)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

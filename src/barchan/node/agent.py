@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from barchan import _version
-from barchan.backends.base import Backend, Metered
+from barchan.backends.base import Backend, Layered, Metered
 from barchan.config import NodeConfig
 from barchan.errors import (
     BarchanError,
@@ -28,6 +28,7 @@ from barchan.errors import (
     SandboxUnavailable,
 )
 from barchan.kernel import processes
+from barchan.locks import EnvironmentLock
 from barchan.node.admission import Room, admit
 from barchan.node.creation import Creation, Wanted
 from barchan.node.execution import Execution
@@ -40,6 +41,7 @@ from barchan.node.registry import Registry, SandboxRow
 from barchan.node.sandbox import LiveSandbox
 from barchan.spec import (
     BackendName,
+    EnvironmentRef,
     NodeInfo,
     NodeName,
     SandboxId,
@@ -165,6 +167,12 @@ class Agent:
 
     async def environments(self) -> tuple[m.EnvironmentInfo, ...]:
         return await next(iter(self.backends.values())).environments()
+
+    async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
+        backend = next(iter(self.backends.values()))
+        if not isinstance(backend, Layered):
+            raise NotSupported("environments of this node are no layers", field="environment")
+        return await backend.lock(environment)
 
     async def abandon(self, key: str) -> None:
         """Whoever asked for this sandbox does not want it any more. Returns when it is gone."""

@@ -113,6 +113,7 @@ class Server:
         self._verbs: dict[type[m.Request], Callable[[Any, Incoming], Awaitable[Any]]] = {
             m.NodeStatus: self._status,
             m.ListEnvironments: self._environments,
+            m.LockEnvironment: lambda r, c: self._agent.lock(r.environment),
             m.CreateSandbox: self._create,
             m.ListSandboxes: self._list,
             m.GetSandbox: self._get,

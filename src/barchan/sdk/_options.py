@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 import msgspec
 
 from barchan.errors import InvalidRequest
 from barchan.image_refs import SCHEME, is_image
+from barchan.locks import EnvironmentLock, read_lock
 from barchan.mounts import DataMount
 from barchan.sdk._values import value_of
 from barchan.spec import BackendName, EnvironmentRef, Limits, NetworkRules, SandboxSpec, check_spec
@@ -19,6 +22,7 @@ class SandboxOptions(TypedDict, total=False):
 
     base: str | None
     image: str | None
+    lock: EnvironmentLock | str | os.PathLike[str] | None
     workspace: str | None
     toolkits: Sequence[str]
     backend: BackendName
@@ -40,13 +44,39 @@ class SandboxOptions(TypedDict, total=False):
 def spec_of(environment: str | EnvironmentRef | None, **options: Unpack[SandboxOptions]) -> SandboxSpec:
     """Raises `InvalidRequest`."""
     base, workspace = options.pop("base", None), options.pop("workspace", None)
-    if (image := options.pop("image", None)) is not None:
+    image, lock = options.pop("image", None), options.pop("lock", None)
+    reference = environment_of(environment, base, image, lock, workspace, options.pop("toolkits", ()))
+    given = {name: value for name, value in options.items() if value is not None}
+    return check_spec(value_of(SandboxSpec, environment=reference, **given))
+
+
+def environment_of(
+    environment: str | EnvironmentRef | None,
+    base: str | None,
+    image: str | None,
+    lock: EnvironmentLock | str | os.PathLike[str] | None,
+    workspace: str | None,
+    toolkits: Sequence[str],
+) -> EnvironmentRef:
+    """From the one of the first four that is given. Raises `InvalidRequest`."""
+    if lock is not None:
+        if toolkits or not (environment is base is image is workspace is None):
+            raise InvalidRequest("lock: it says which layers; give it alone", field="lock")
+        return (lock if isinstance(lock, EnvironmentLock) else lock_at(lock)).environment
+    if image is not None:
         if base is not None or environment is not None:
             raise InvalidRequest("image: give it, or an environment", field="image")
         base = image if is_image(image) else SCHEME + image
-    reference = _reference(environment, base, workspace, options.pop("toolkits", ()))
-    given = {name: value for name, value in options.items() if value is not None}
-    return check_spec(value_of(SandboxSpec, environment=reference, **given))
+    return _reference(environment, base, workspace, toolkits)
+
+
+def lock_at(path: str | os.PathLike[str]) -> EnvironmentLock:
+    """Of a lock file. Raises `InvalidRequest`."""
+    try:
+        return read_lock(Path(path).read_bytes())
+    except (OSError, TypeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequest(f"lock: {path}: {why.lower()}", field="lock", hint="the path of a lock file") from error
 
 
 def checked(spec: SandboxSpec) -> SandboxSpec:

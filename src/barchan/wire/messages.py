@@ -8,7 +8,7 @@ are strict: unknown fields are refused. Streams of a call (DATA, EOF, CREDIT fra
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,17 +27,14 @@ from barchan.spec import (
     Terminal,
 )
 from barchan.usage import SandboxStats
+from barchan.wire.environments import EnvironmentInfo as EnvironmentInfo
+from barchan.wire.environments import ListEnvironments as ListEnvironments
+from barchan.wire.environments import LockEnvironment as LockEnvironment
 from barchan.wire.fields import field_of
 from barchan.wire.frames import Payload
+from barchan.wire.request import Request as Request
 
 T = TypeVar("T")
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all arguments. `op` is the name on the wire, `answer` the type of the reply."""
-
-    op: ClassVar[str] = ""
-    answer: ClassVar[Any] = None
 
 
 class Hello(Request, frozen=True, kw_only=True):
@@ -60,23 +57,6 @@ class ListNodes(Request, frozen=True, kw_only=True):
 
     op = "node.list"
     answer = tuple[NodeInfo, ...]
-
-
-class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer that can be named."""
-
-    name: str
-    version: int
-    digest: str
-    size: int
-    created: float
-    tags: tuple[str, ...] = ()
-    """Other names that mean this version now: `debian-12:stable`, and aliases."""
-
-
-class ListEnvironments(Request, frozen=True, kw_only=True):
-    op = "environment.list"
-    answer = tuple[EnvironmentInfo, ...]
 
 
 class CreateSandbox(Request, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from barchan.errors import (
     BarchanError,
     CommandFailed,
     Conflict,
+    EnvironmentNotFound,
     ExecNotFound,
     FileAlreadyExists,
     FileDenied,
@@ -260,6 +261,23 @@ def test_renewing(sandbox: Sandbox) -> None:
 def test_environments_and_nodes(client: Client, node: FakeNode) -> None:
     assert [env.name for env in client.environments()] == ["debian-12"]
     assert [info.name for info in client.nodes()] == ["n1"]
+
+
+def test_a_lock_is_written_read_and_used(client: Client, node: FakeNode, tmp_path: Path) -> None:
+    lock = client.lock("debian-12", toolkits=["tools@1"])
+    assert [image.name for image in lock.images] == ["debian-12", "tools@1"]
+    (tmp_path / "env.lock").write_text(str(lock))
+    for given in (lock, str(tmp_path / "env.lock"), tmp_path / "env.lock"):
+        assert client.create(lock=given).info.environment == lock.environment
+    with pytest.raises(EnvironmentNotFound):
+        client.lock("nothing")
+    for wrong in ({"base": "debian-12"}, {"toolkits": ["a"]}, {"image": "debian:12"}):
+        with pytest.raises(InvalidRequest, match="give it alone"):
+            client.create(lock=lock, **wrong)  # type: ignore[arg-type]
+    for path in (tmp_path / "none", tmp_path, 7):
+        with pytest.raises(InvalidRequest) as caught:
+            client.create(lock=path)  # type: ignore[arg-type]
+        assert caught.value.field == "lock"
 
 
 def test_a_key_makes_one_sandbox(client: Client, node: FakeNode) -> None:

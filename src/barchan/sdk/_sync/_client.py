@@ -11,9 +11,10 @@ from typing import Self, Unpack
 import msgspec
 
 from barchan.errors import InvalidRequest
+from barchan.locks import EnvironmentLock
 from barchan.mounts import DataMount
 from barchan.sdk._address import find_address
-from barchan.sdk._options import SandboxOptions, checked, spec_of
+from barchan.sdk._options import SandboxOptions, checked, environment_of, spec_of
 from barchan.sdk._sync import _compat
 from barchan.sdk._sync._connection import Connection
 from barchan.sdk._sync._many import Batch
@@ -38,6 +39,7 @@ from barchan.wire.messages import (
     ListEnvironments,
     ListNodes,
     ListSandboxes,
+    LockEnvironment,
     Request,
     unpack,
 )
@@ -92,6 +94,7 @@ class Client:
         *,
         base: str | None = None,
         image: str | None = None,
+        lock: EnvironmentLock | str | os.PathLike[str] | None = None,
         workspace: str | None = None,
         toolkits: Sequence[str] = (),
         backend: BackendName = "container",
@@ -115,20 +118,17 @@ class Client:
 
         `environment` is a base layer's name (`debian-12`, `debian-12@3`, a digest) or an `EnvironmentRef`; `image` instead is one
         of a registry (`debian:12`, `ghcr.io/owner/name@sha256:…`), which the node fetches first if it does not have it: give that
-        some more `timeout`. `workspace` and `toolkits` are stacked on either. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
+        some more `timeout`. `workspace` and `toolkits` are stacked on either. `lock` instead of all of these is what `lock` returned, or the
+        path of a lock file: exactly its layers, else `LockMismatch` or `EnvironmentNotFound`. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
         values answer with the same sandbox, other values with `Conflict`. A lost connection is retried with the same key.
 
-        Raises `InvalidRequest` (`field` names what is wrong, or is more than any node has), `EnvironmentNotFound`,
+        Raises `InvalidRequest` (`field` names what is wrong, or is more than any node has), `EnvironmentNotFound`, `LockMismatch`,
         `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `AdmissionRefused` (no room now),
         `NotSupported`, `CreateFailed` (`phase` says where), `LayerCorrupt`, `NodeStorageFull`, `NodeUnavailable`,
         `ApiUnavailable`, and `RequestTimeout` after `timeout` seconds.
         """
         spec = spec_of(
-            environment,
-            base=base,
-            image=image,
-            workspace=workspace,
-            toolkits=toolkits,
+            environment_of(environment, base, image, lock, workspace, toolkits),
             backend=backend,
             limits=limits,
             network=network,
@@ -218,6 +218,22 @@ class Client:
     def environments(self) -> tuple[EnvironmentInfo, ...]:
         """Layers that can be named in `create`. `size` is bytes."""
         return unpack(self._ask(ListEnvironments()), tuple[EnvironmentInfo, ...])
+
+    def lock(
+        self,
+        environment: str | EnvironmentRef | None = None,
+        *,
+        base: str | None = None,
+        image: str | None = None,
+        workspace: str | None = None,
+        toolkits: Sequence[str] = (),
+    ) -> EnvironmentLock:
+        """What the names of an environment mean now. `str` of it is the text of a lock file; `create(lock=…)` takes it.
+
+        Images must be here already. Raises `EnvironmentNotFound`, `InvalidRequest`.
+        """
+        wanted = environment_of(environment, base, image, None, workspace, toolkits)
+        return unpack(self._ask(LockEnvironment(environment=wanted)), EnvironmentLock)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """The nodes connected to the API, as they described themselves last."""

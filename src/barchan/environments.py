@@ -1,0 +1,58 @@
+"""Which layers a sandbox is made of, as its caller names them. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from barchan.errors import InvalidRequest
+from barchan.names import DIGEST, check_ref
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As those of `spec`."""
+
+
+class LockedLayers(_Value, frozen=True, kw_only=True):
+    """What a name must be: the digest of the image, and of its layers, bottom first."""
+
+    digest: str
+    layers: tuple[str, ...]
+
+
+class EnvironmentRef(_Value, frozen=True, kw_only=True):
+    """Layers to compose, by name (`debian-12`, `debian-12@3`, `debian-12:stable`) or digest (`sha256:…`)."""
+
+    base: str
+    workspace: str | None = None
+    toolkits: tuple[str, ...] = ()
+    locked: tuple[LockedLayers, ...] = ()
+    """Of a lock file: for each name, from the bottom up, what it must be; none for whatever the names mean."""
+
+    def names(self) -> tuple[str, ...]:
+        """From the bottom of the stack to its top."""
+        return (self.base, *((self.workspace,) if self.workspace else ()), *self.toolkits)
+
+
+MOST_LOCKED = 100
+"""Layers of one name."""
+
+
+def check_environment(environment: EnvironmentRef) -> None:
+    for i, ref in enumerate(environment.names()):
+        check_ref(ref, "environment.base" if i == 0 else "environment")
+    check_locked(environment)
+
+
+def check_locked(environment: EnvironmentRef) -> None:
+    locked, names = environment.locked, environment.names()
+    if locked and len(locked) != len(names):
+        raise InvalidRequest(
+            f"environment.locked: {len(locked)} for {len(names)} names", field="environment.locked", hint="one for each"
+        )
+    for name, one in zip(names, locked, strict=False):
+        if not 1 <= len(one.layers) <= MOST_LOCKED:
+            said = f"environment.locked: {name} has {len(one.layers)} layers"
+            raise InvalidRequest(said, field="environment.locked", hint=f"1 to {MOST_LOCKED}")
+        for digest in (one.digest, *one.layers):
+            if not DIGEST.fullmatch(digest):
+                raise InvalidRequest(f"environment.locked: {digest[:80]!r} is no digest", field="environment.locked")
