@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/mount.h>
 #include <linux/openat2.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -94,9 +95,48 @@ static int open_target(char *path) {
     return fd;
 }
 
+/* The file `name`, made empty if it is missing. A link is not followed: it is itself what gets covered. */
+static int open_file(int directory, const char *name) {
+    const int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
+    int fd = openat(directory, name, flags);
+    if (fd >= 0 || errno != ENOENT)
+        return fd;
+    int made = openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (made < 0)
+        return -1;
+    close(made);
+    return openat(directory, name, flags);
+}
+
+/* The directory that `path` ends in, made if it is missing; `path` keeps its length. */
+static int open_parent(char *path, char *slash) {
+    if (slash == path)
+        return open_inside("/");
+    *slash = 0;
+    int fd = open_target(path);
+    *slash = '/';
+    return fd;
+}
+
+static int open_file_target(char *path) {
+    char *slash = strrchr(path, '/');
+    int directory = open_parent(path, slash), fd = directory < 0 ? -1 : open_file(directory, slash + 1), saved = errno;
+    if (directory >= 0)
+        close(directory);
+    errno = saved;
+    return fd;
+}
+
+static int open_place(int mount, char *target) {
+    struct stat facts;
+    if (fstat(mount, &facts))
+        return -1;
+    return S_ISDIR(facts.st_mode) ? open_target(target) : open_file_target(target);
+}
+
 static int attach(int link) {
     char target[SPAWN_TARGET];
-    int mount = receive(link, target), place = mount < 0 ? -1 : open_target(target), result = -1;
+    int mount = receive(link, target), place = mount < 0 ? -1 : open_place(mount, target), result = -1;
     if (place >= 0)
         result = (int)syscall(SYS_move_mount, mount, "", place, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
     int saved = errno;
@@ -113,4 +153,22 @@ int data_attach(int link, uint32_t count) {
         if (attach(link))
             return -1;
     return 0;
+}
+
+/* The network's numbers are not in it: it stays in the writable tree, and is part of what is made from that. */
+int hosts_make(const char *hostname) {
+    char text[160], path[] = "/etc";
+    int directory = open_target(path);
+    if (directory < 0)
+        return -1;
+    int fd = openat(directory, "hosts", O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644), saved = errno;
+    close(directory);
+    if (fd < 0) {
+        errno = saved;
+        return saved == EEXIST ? 0 : -1;
+    }
+    int size = snprintf(text, sizeof text, "127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t%s\n", hostname);
+    ssize_t written = write(fd, text, (size_t)size);
+    close(fd);
+    return written == size ? 0 : -1;
 }

@@ -381,6 +381,8 @@ _Noreturn void sandbox_child(struct child_plan *plan) {
     enter_root(plan, fds[GO_OVERLAY]);
     move_in(plan, fds[GO_SHM]);
     require(plan, data_attach(plan->link, plan->request.data), "data-mount");
+    if (plan->request.flags & SPAWN_HOSTS)
+        require(plan, hosts_make(plan->request.hostname), "hosts");
     pivot(plan);
     name_host(plan);
     files_as_self(plan);

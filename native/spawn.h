@@ -11,7 +11,7 @@
 #define SPAWN_LOG 256
 #define SPAWN_TIMES 8
 #define SPAWN_IN_FLIGHT 64 /* further requests wait in the socket */
-#define SPAWN_MAX_DATA 16
+#define SPAWN_MAX_DATA 17 /* what a sandbox may ask for, and the network's */
 #define SPAWN_TARGET 1025 /* bytes of one target of data, its end included */
 #define SPAWN_MOST_PARKED 64
 #define SPAWN_MAX_TEXTS 64
@@ -29,6 +29,7 @@ enum spawn_flag {
     SPAWN_PARK = 64,      /* make the child and let it wait for an order: see below */
     SPAWN_PLACE = 128,    /* make its place as well: see below */
     SPAWN_REMOVE = 256,   /* remove places; nothing else is asked */
+    SPAWN_HOSTS = 512,    /* an /etc/hosts for an image that has none */
 };
 
 /* A container can be made in two requests. SPAWN_PARK makes a child in all its namespaces and groups, with /proc, /sys and
@@ -45,7 +46,7 @@ enum spawn_flag {
 /* Descriptors, in this order: listening socket for the guest, detached mount of the writable tree (holds directories
  * "u" and "w" owned by canonical 0:0), cgroup v2 directory, [network namespace], `groups` open `tasks` files of v1 groups
  * (the child writes 0 into each; cgroup.procs does as well, but waits for an RCU grace period, up to 30 ms), `layers` detached
- * read-only mounts, top layer first, `data` detached mounts for inside. The targets of these follow the struct in the same
+ * read-only mounts, top layer first, `data` detached mounts of directories or files for inside. The targets of these follow the struct in the same
  * datagram: absolute paths, each ended by a zero byte; then `texts` of the same form. */
 struct spawn_request {
     uint32_t magic, id;

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from barchan.errors import CreateFailed
 
 MAGIC = 0x314E5053
-MAX_LAYERS, MAX_GROUPS, MAX_DATA, MAX_TARGET, MAX_TEXTS = 120, 8, 16, 1024, 64
+MAX_LAYERS, MAX_GROUPS, MAX_DATA, MAX_TARGET, MAX_TEXTS = 120, 8, 17, 1024, 64
 _REQUEST = struct.Struct("<7Ii4I2Q64s")
 
 
@@ -25,6 +25,7 @@ class SpawnFlag(IntFlag):
     PARK = 64
     PLACE = 128
     REMOVE = 256
+    HOSTS = 512
 
 
 NO_FLAGS = SpawnFlag(0)
@@ -51,7 +52,7 @@ class SpawnRequest:
     groups: tuple[int, ...] = ()
     """`tasks` files of v1 groups, opened for writing by root. (`cgroup.procs` works and costs up to 30 ms: spawn.h.)"""
     data: tuple[tuple[int, str], ...] = ()
-    """Detached mounts, each with its absolute target inside."""
+    """Detached mounts of directories and files, each with its absolute target inside."""
     netns: int | None = None
     """A prepared network namespace; without one the sandbox gets its own, loopback up."""
     flags: SpawnFlag = NO_FLAGS

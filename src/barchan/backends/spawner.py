@@ -72,7 +72,7 @@ _HINTS = {
     "overlay-upper": "the writable tree needs directories u and w, owned by 0:0",
     "overlay-readonly": "the writable tree cannot be written under the sandbox's ids: u and w must be owned by 0:0",
     "cgroup": "a cgroup refused the process: it is gone, or its limit of processes is 0",
-    "data-mount": "a target of the spec's mounts is no directory, or a link in the image leads it elsewhere",
+    "data-mount": "a target of the spec's mounts is no directory, the image's /etc/resolv.conf is one, or a link in it leads elsewhere",
     "exec": "the guest binary cannot be run: wrong architecture, or on a file system mounted noexec",
     "guest-died": "the guest ended at once",
     "parked": "the waiting child ended, or too many wait",
