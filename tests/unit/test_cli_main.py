@@ -122,7 +122,7 @@ def test_hints_are_for_the_data_directory_that_was_given(tmp_path: Path) -> None
 def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     table = run("env", "ls", "--data", data)
-    assert (table.returncode, table.stdout.split()) == (0, ["name", "size", "age", "digest", "source"])
+    assert (table.returncode, table.stdout.split()) == (0, ["name", "tags", "size", "age", "digest", "source"])
     assert run("env", "ls", "--json", "--data", data).stdout == "[]\n"
     assert "[environment_not_found]" in run("env", "rm", "none", "--data", data).stderr
     assert run("doctor", "--json", "--data", data).stdout.startswith('{"containers":')

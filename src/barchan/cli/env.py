@@ -194,6 +194,7 @@ def alias_command(session: Session, name: str, target: str, data: Path) -> None:
 @click.option("--workspace", metavar="LAYER", help="Layer on top of the environment.")
 @click.option("-T", "--toolkit", "toolkits", metavar="LAYER", multiple=True, help="Layer on top of all; repeatable.")
 @data_option
+@json_option
 @click.pass_obj
 def lock_command(
     session: Session, environment: str, workspace: str | None, toolkits: tuple[str, ...], data: Path
@@ -207,7 +208,8 @@ def lock_command(
 
     wanted = EnvironmentRef(base=environment, workspace=workspace, toolkits=toolkits)
     check_environment(wanted)
-    click.echo(str(lock(open_store(data), wanted)), nl=False)
+    locked = lock(open_store(data), wanted)
+    session.emit(locked) if session.json else click.echo(str(locked), nl=False)
 
 
 @env.command("ls")
@@ -219,9 +221,10 @@ def ls_command(session: Session, data: Path) -> None:
     import time
 
     from barchan.cli.tables import show
-    from barchan.layers.pointers import names_of
 
     store = _existing_store(data)
+    from barchan.layers.pointers import names_of
+
     entries = store.catalog.entries() if store else ()
     tags = names_of(store.catalog) if store else {}
     if session.json:
