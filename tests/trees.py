@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 Described = dict[bytes, tuple[Any, ...]]
 
 
-def describe(root: Path, not_after: int) -> Described:
-    """By relative name. Times after `not_after` (Unix seconds) are those of the unpacking itself and left out."""
+def describe(root: Path, since: float) -> Described:
+    """By relative name. Times between `since` (Unix seconds) and now are those of the unpacking itself and left out."""
+    now = time.time()
     top = os.path.join(os.fsencode(root), b".")
     found: dict[bytes, os.stat_result] = {b".": os.stat(top)}
     for directory, names, files in os.walk(top):
@@ -24,11 +26,13 @@ def describe(root: Path, not_after: int) -> Described:
         if not stat.S_ISDIR(at.st_mode):
             groups.setdefault((at.st_dev, at.st_ino), []).append(name)
     return {
-        name: _entry(top, name, at, groups.get((at.st_dev, at.st_ino), []), not_after) for name, at in found.items()
+        name: _entry(top, name, at, groups.get((at.st_dev, at.st_ino), []), (since, now)) for name, at in found.items()
     }
 
 
-def _entry(top: bytes, name: bytes, at: os.stat_result, group: list[bytes], not_after: int) -> tuple[Any, ...]:
+def _entry(
+    top: bytes, name: bytes, at: os.stat_result, group: list[bytes], left_out: tuple[float, float]
+) -> tuple[Any, ...]:
     path = os.path.join(top, name)
     content: Any = None
     if stat.S_ISREG(at.st_mode):
@@ -42,8 +46,8 @@ def _entry(top: bytes, name: bytes, at: os.stat_result, group: list[bytes], not_
         for key in sorted(os.listxattr(path, follow_symlinks=False))
         if key != "security.selinux"
     }
-    time = at.st_mtime_ns if at.st_mtime <= not_after else None
-    return oct(at.st_mode), at.st_uid, at.st_gid, time, content, xattrs, tuple(group)
+    moment = None if left_out[0] <= at.st_mtime <= left_out[1] else at.st_mtime_ns
+    return oct(at.st_mode), at.st_uid, at.st_gid, moment, content, xattrs, tuple(group)
 
 
 def differences(ours: Described, theirs: Described) -> list[str]:

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,10 @@ class _Node:
     attributes: Attributes
     children: dict[bytes, _Node] = field(default_factory=dict)
     opaque: bool = False
+    brought: bool = False
+    """By a member: itself, or something in it. If not, it is here for a whiteout or for `copied`, and counts as below."""
+    copied: set[bytes] = field(default_factory=set)
+    """Files in it that no member brought: other names of what a hard link was made to."""
 
 
 def apply(archive: Path, root: Path, lower: Lower, shown: str) -> bool:
@@ -108,19 +112,18 @@ class _Changeset:
         wanted = attributes(member)
         real, fd = self._parent(parts[:-1], member)
         node = self._node(real)
-        known = node.children.get(parts[-1])
-        if known is not None:
-            known.attributes = wanted
-            return
-        node.children[parts[-1]] = self._make(fd, parts[-1], wanted)
+        known = node.children.get(parts[-1]) or self._make(node, fd, parts[-1], wanted)
+        known.attributes, known.brought = wanted, True
 
-    def _make(self, fd: int, name: bytes, attributes: Attributes) -> _Node:
+    def _make(self, parent: _Node, fd: int, name: bytes, attributes: Attributes) -> _Node:
         """A new directory. In place of something, it hides what lies below that."""
-        opaque = self._unlink(fd, name)
+        opaque = self._unlink(parent, fd, name)
         os.mkdir(name, 0o700, dir_fd=fd)
-        return _Node(attributes, opaque=opaque)
+        made = parent.children[name] = _Node(attributes, opaque=opaque)
+        return made
 
-    def _unlink(self, fd: int, name: bytes) -> bool:
+    def _unlink(self, parent: _Node, fd: int, name: bytes) -> bool:
+        parent.copied.discard(name)
         try:
             os.unlink(name, dir_fd=fd)
         except FileNotFoundError:
@@ -130,10 +133,9 @@ class _Changeset:
     def _file(self, parts: Parts, member: tarfile.TarInfo) -> None:
         name = parts[-1]
         real, fd = self._parent(parts[:-1], member)
-        if name in self._node(real).children:
+        if self._node(real).children.pop(name, None):
             shutil.rmtree(name, dir_fd=fd)
-            del self._node(real).children[name]
-        self._unlink(fd, name)
+        self._unlink(self._node(real), fd, name)
         if member.islnk():
             self._hard_link(real, fd, name, member)
         elif member.isreg():
@@ -144,11 +146,8 @@ class _Changeset:
     def _regular(self, fd: int, name: bytes, member: tarfile.TarInfo) -> None:
         wanted = attributes(member)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        out = os.open(name, flags, 0o600, dir_fd=fd)
-        try:
-            self._tar.copy(member, out)
-        finally:
-            os.close(out)
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=fd), "wb") as out:
+            self._tar.copy(member, out.fileno())
         set_attributes(name, fd, wanted)
 
     def _special(self, fd: int, name: bytes, member: tarfile.TarInfo) -> None:
@@ -184,11 +183,13 @@ class _Changeset:
         first, *others = self._lower.group(path)
         with self._opened(first[:-1], member) as directory:
             self._lower.copy(first, first[-1], directory)
+            self._node(first[:-1]).copied.add(first[-1])
             for other in others:
                 if other[: len(new)] == new or self._staged(other) or self._look(other).kind == "absent":
                     continue
                 with self._opened(other[:-1], member) as beside:
                     os.link(first[-1], other[-1], src_dir_fd=directory, dst_dir_fd=beside, follow_symlinks=False)
+                self._node(other[:-1]).copied.add(other[-1])
 
     def _whiteout(self, parts: Parts, member: tarfile.TarInfo) -> None:
         """It hides what lies below this layer, never what this layer brings, wherever in the tar that comes."""
@@ -201,8 +202,11 @@ class _Changeset:
         if name in (b"", b".", b"..") or name.startswith(WHITEOUT):
             raise refused(member, "is no whiteout of anything")
         path = (*real, name)
+        if self._known(real) is not None:
+            self._drop(real, (name,))
         if (node := self._known(path)) is not None:
             node.opaque = True
+            self._drop_copied(path)
         elif self._staged(path) is None and self._look(path).kind != "absent":
             with self._opened(real, member) as fd:
                 os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=fd)
@@ -213,6 +217,27 @@ class _Changeset:
             return
         with self._opened(real, member):
             self._node(real).opaque = True
+        self._drop_copied(real)
+
+    def _drop_copied(self, path: Parts) -> None:
+        """What no member brought, in a directory and in those below it."""
+        node = self._node(path)
+        self._drop(path, [*node.copied, *node.children])
+        for name in node.children:
+            self._drop_copied((*path, name))
+
+    def _drop(self, real: Parts, names: Iterable[bytes]) -> None:
+        """Those that no member brought."""
+        node, fd = self._node(real), open_directory(self._fd, real)
+        try:
+            for name in names:
+                if name in node.copied:
+                    self._unlink(node, fd, name)
+                elif name in node.children and not node.children[name].brought:
+                    shutil.rmtree(name, dir_fd=fd)
+                    del node.children[name]
+        finally:
+            os.close(fd)
 
     # --- where things are
 
@@ -223,7 +248,7 @@ class _Changeset:
         """
         if self._cached is None or self._cached[0] != parts or self._cached[1] != parts:
             real = self._reach(parts, member)
-            fd = self._open(real, member)
+            fd = self._open(real, member, brought=True)
             self._forget()
             self._cached = (parts, real, fd)
         return self._cached[1], self._cached[2]
@@ -317,7 +342,7 @@ class _Changeset:
         finally:
             os.close(fd)
 
-    def _open(self, real: Parts, member: tarfile.TarInfo) -> int:
+    def _open(self, real: Parts, member: tarfile.TarInfo, *, brought: bool = False) -> int:
         """The directory `real`; what this layer lacks of it is copied up from below, or new."""
         if len(real) >= MOST_DEPTH:
             raise refused(member, f"lies more than {MOST_DEPTH} directories deep")
@@ -327,7 +352,8 @@ class _Changeset:
                 child = node.children.get(part)
                 if child is None:
                     self._budget.take(member.name, 0)
-                    child = node.children[part] = self._make(fd, part, self._inherited(real[: depth + 1], member))
+                    child = self._make(node, fd, part, self._inherited(real[: depth + 1], member))
+                child.brought |= brought
                 node = child
                 new = os.open(part, DIRECTORY, dir_fd=fd)
                 os.close(fd)

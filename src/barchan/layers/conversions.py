@@ -15,7 +15,7 @@ from barchan.layers import refs
 from barchan.layers.lower import Fact
 from barchan.layers.store import LayerStore
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when layers are converted differently: older records then count no more."""
 
 

@@ -90,7 +90,7 @@ class _Conversion:
             directories.make(tree, 0o755)
             bottom = changeset.apply(archive, tree, below, f"layer {part.diff_id}")
             archive.unlink()
-            erofs.build(tree, image)
+            erofs.build(tree, image, exact=True)
             digest = "sha256:" + digest_of(image)
             self.images[digest] = image.rename(self._work / digest)
         facts = tuple(below.facts.values())
