@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.debian import Unavailable
 from tests.host import spawn_site
 from tests.vm import image
-from tests.vm.kernel import Kernel, Unavailable, fetch
+from tests.vm.kernel import Kernel, fetch
 from tests.vm.machine import MIB, Disk, Machine, boot
 
 SUITES = {"reduced": "bookworm", "full": "trixie-backports"}

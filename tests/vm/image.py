@@ -17,7 +17,8 @@ from barchan.errors import BarchanError
 from barchan.layers import erofs
 from barchan.layers.bootstrap import bootstrap
 from barchan.layers.store import LayerStore
-from tests.vm.kernel import CACHE, Unavailable, locked
+from tests.debian import Unavailable, locked
+from tests.vm.kernel import CACHE
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("btrfs-progs", "busybox-static", "erofs-utils", "iproute2", "kmod", "procps", "python3", "xfsprogs")

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.vm.kernel import Unavailable
+from tests.debian import Unavailable
 
 BUSYBOX = Path("/bin/busybox")
 DIRECTORIES = "bin proc sys dev base rw new vm vm/more modules"

@@ -8,20 +8,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import lzma
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from barchan.layers.bootstrap import host_mirrors
+from tests.debian import Apt, Unavailable, locked
 
 CACHE = Path("/var/cache/barchan/vm")
 AT_BOOT = (
@@ -42,11 +38,6 @@ FRESH = 7 * 86400
 """Seconds for which a cached kernel is taken without asking the mirror for a newer one."""
 KEPT = 2
 """Releases per suite."""
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-
-
-class Unavailable(Exception):
-    """This host cannot get or run what a virtual machine needs; the text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +68,6 @@ def fetch(suite: str) -> Kernel:
     return Kernel(suite, found.name, found / "vmlinuz", modules, more)
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time, across test workers."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _releases(place: Path) -> list[Path]:
     return sorted((path for path in place.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
 
@@ -101,70 +84,29 @@ def _bound(place: Path) -> None:
 def _download(suite: str, place: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="barchan-apt-", dir="/var/tmp") as work:
         os.chmod(work, 0o755)
-        apt = _Apt(Path(work), suite)
-        release = apt.release()
+        apt = Apt(Path(work), suite)
+        release = _release(apt)
         target = place / release
         if not target.exists():
-            root = apt.unpack([name for name in _packages(release) if name in apt.names()])
+            known = apt.names("linux-")
+            root = apt.unpack([name for name in _packages(release) if name in known])
             _keep(root, release, target)
         os.utime(target)
         return target
 
 
+def _release(apt: Apt) -> str:
+    """What the suite's metapackage stands for."""
+    text = apt.show("linux-image-cloud-amd64")
+    found = re.search(r"\blinux-image-(\d\S*cloud-amd64)", text)
+    if found is None:
+        raise Unavailable(f"no cloud kernel in this suite: {text}")
+    return found[1]
+
+
 def _packages(release: str) -> tuple[str, ...]:
     """Until trixie one package holds image and modules; later ones are split."""
     return tuple(f"linux-{part}-{release}" for part in ("image", "binary", "modules"))
-
-
-class _Apt:
-    """apt with sources, lists and caches of its own."""
-
-    def __init__(self, work: Path, suite: str) -> None:
-        for name in ("lists/partial", "cache/archives/partial"):
-            (work / name).mkdir(parents=True)
-        mirror = host_mirrors().archive
-        if not mirror:
-            raise Unavailable("this host's apt has no Debian mirror to fetch a kernel from")
-        source = f"deb [signed-by={_KEYRING}] {mirror} {suite} main\n"
-        (work / "sources.list").write_text(source)
-        (work / "status").touch()
-        (work / "apt.conf").write_text(
-            f'Dir::Etc::sourcelist "{work}/sources.list"; Dir::Etc::sourceparts "/dev/null";\n'
-            f'Dir::State "{work}"; Dir::State::status "{work}/status"; Dir::Cache "{work}/cache";\n'
-            'APT::Architecture "amd64"; APT::Architectures { "amd64"; }; Acquire::Languages "none"; APT::Sandbox::User "root";\n'
-        )
-        self._work = work
-        self._run("apt-get", "-qq", "update")
-
-    def _run(self, *command: str) -> str:
-        env = {**os.environ, "APT_CONFIG": str(self._work / "apt.conf")}
-        try:
-            done = subprocess.run(
-                command, cwd=self._work, env=env, capture_output=True, text=True, check=False, timeout=300
-            )
-        except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-            raise Unavailable(f"fetching a kernel needs apt and a mirror: {error}") from error
-        if done.returncode:
-            raise Unavailable(f"fetching a kernel needs a Debian mirror: {' '.join(command)}: {done.stderr.strip()}")
-        return done.stdout
-
-    def names(self) -> set[str]:
-        return set(self._run("apt-cache", "pkgnames", "linux-").split())
-
-    def release(self) -> str:
-        """What the suite's metapackage stands for."""
-        text = self._run("apt-cache", "show", "--no-all-versions", "linux-image-cloud-amd64")
-        found = re.search(r"\blinux-image-(\d\S*cloud-amd64)", text)
-        if found is None:
-            raise Unavailable(f"no cloud kernel in this suite: {text}")
-        return found[1]
-
-    def unpack(self, packages: list[str]) -> Path:
-        self._run("apt-get", "-qq", "download", *packages)
-        root = self._work / "root"
-        for archive in sorted(self._work.glob("*.deb")):
-            self._run("dpkg", "-x", str(archive), str(root))
-        return root
 
 
 def _keep(root: Path, release: str, target: Path) -> None:

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.debian import Unavailable
 from tests.vm import initrd
-from tests.vm.kernel import Kernel, Unavailable
+from tests.vm.kernel import Kernel
 
 MIB = 1 << 20
 PROGRAM = "qemu-system-x86_64"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.debian import Unavailable
 from tests.vm import initrd, machine
-from tests.vm.kernel import Kernel, Unavailable, load_order, needs
+from tests.vm.kernel import Kernel, load_order, needs
 from tests.vm.machine import boot, tsc_khz
 
 
