@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from barchan._version import __version__
 
 if TYPE_CHECKING:
+    from barchan.environments import PullProgress
     from barchan.errors import (
         AdmissionRefused,
         ApiUnavailable,
@@ -140,6 +141,7 @@ __all__ = [
     "ProcessInput",
     "ProcessOutput",
     "ProtocolError",
+    "PullProgress",
     "RecordGone",
     "RegistryUnavailable",
     "RequestTimeout",
@@ -165,7 +167,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = ("barchan.errors", "barchan.spec", "barchan.locks", "barchan.usage", "barchan.sdk")
+_HOMES = ("barchan.errors", "barchan.spec", "barchan.environments", "barchan.locks", "barchan.usage", "barchan.sdk")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import msgspec
 
 from barchan.errors import InvalidRequest
 from barchan.names import DIGEST, check_ref
+from barchan.sizes import size
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +35,38 @@ class EnvironmentRef(_Value, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """From the bottom of the stack to its top."""
         return (self.base, *((self.workspace,) if self.workspace else ()), *self.toolkits)
+
+
+PullPhase = Literal["waiting", "resolve", "pull", "convert"]
+
+
+class PullProgress(_Value, frozen=True, kw_only=True):
+    """How far a node is with fetching an image."""
+
+    image: str
+    phase: PullPhase
+    """*waiting* for other images or for another who fetches it; *resolve*: which one is meant; *pull* and *convert*: of `layer`."""
+    layer: int = 0
+    """From 1; 0 before its layers are known."""
+    layers: int = 0
+    done: int = 0
+    """Bytes of its blobs that are here, those that need not be fetched included."""
+    total: int = 0
+    """Bytes of all of them; 0 before they are known."""
+    node: str = ""
+
+    def __str__(self) -> str:
+        """For people: `docker://…: pull of layer 2 of 5, 34.0 MiB of 120.0 MiB`."""
+        if not self.layers:
+            return f"{self.image}: {self.phase}"
+        return f"{self.image}: {self.phase} of layer {self.layer} of {self.layers}, {size(self.done)} of {size(self.total)}"
+
+
+Told = Callable[[PullProgress], None]
+
+
+def untold(progress: PullProgress) -> None:
+    """For whoever does not want to know."""
 
 
 MOST_LOCKED = 100

@@ -13,7 +13,7 @@ from typing import Literal, NewType
 import msgspec
 
 from barchan.environments import EnvironmentRef as EnvironmentRef
-from barchan.environments import check_environment
+from barchan.environments import PullProgress, check_environment
 from barchan.errors import ErrorBody, InvalidRequest
 from barchan.mounts import DataMount, check_mounts
 from barchan.names import NAME
@@ -107,6 +107,8 @@ class SandboxInfo(_Value, frozen=True, kw_only=True):
     """When it stopped or failed; 0 until then."""
     reason: str = ""
     """Why it stopped or failed."""
+    pulling: PullProgress | None = None
+    """While it waits for an image: how far that is."""
 
 
 class Terminal(_Value, frozen=True, kw_only=True):

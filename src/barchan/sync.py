@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from barchan._version import __version__
 
 if TYPE_CHECKING:
+    from barchan.environments import PullProgress
     from barchan.errors import (
         AdmissionRefused,
         ApiUnavailable,
@@ -141,6 +142,7 @@ __all__ = [
     "ProcessInput",
     "ProcessOutput",
     "ProtocolError",
+    "PullProgress",
     "RecordGone",
     "RegistryUnavailable",
     "RequestTimeout",
@@ -166,7 +168,14 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = ("barchan.errors", "barchan.spec", "barchan.locks", "barchan.usage", "barchan.sdk._sync")
+_HOMES = (
+    "barchan.errors",
+    "barchan.spec",
+    "barchan.environments",
+    "barchan.locks",
+    "barchan.usage",
+    "barchan.sdk._sync",
+)
 
 
 def __getattr__(name: str) -> Any:

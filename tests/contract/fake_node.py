@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
+from barchan.environments import PullProgress
 from barchan.errors import (
     AdmissionRefused,
     ApiUnavailable,
@@ -28,6 +29,7 @@ from barchan.errors import (
     ExecNotFound,
     FileAlreadyExists,
     FileMissing,
+    ImageNotFound,
     SandboxNotFound,
     tree,
 )
@@ -126,6 +128,10 @@ class FakeNode:
         self.capacity = capacity
         self.refuse = ""
         """A reason to refuse every create with."""
+        self.progress: tuple[PullProgress, ...] = ()
+        """What is said of each image that is pulled, and before each sandbox that is made."""
+        self.images: tuple[str, ...] = ()
+        """That can be pulled."""
         self.lacks: tuple[str, ...] = ()
         """Environments that it does not know."""
         self.create_gate: asyncio.Event | None = None
@@ -236,6 +242,8 @@ class FakeNode:
             raise AdmissionRefused(self.refuse)
         if "fail" in request.spec.labels:
             raise scripted_error(request.spec.labels["fail"])
+        for progress in self.progress:
+            call.event(progress)
         if self.create_gate is not None:
             await self.create_gate.wait()
         now, id_ = time.time(), SandboxId(f"{self.name}-{new_id()}")
@@ -287,6 +295,13 @@ class FakeNode:
 
     async def _environment_list(self, call: Incoming, request: m.ListEnvironments) -> list[m.EnvironmentInfo]:
         return [m.EnvironmentInfo(name="debian-12", version=3, digest="sha256:" + "0" * 64, size=1, created=1.0)]
+
+    async def _environment_pull(self, call: Incoming, request: m.PullImage) -> m.EnvironmentInfo:
+        for progress in self.progress:
+            call.event(progress)
+        if request.image not in self.images:
+            raise ImageNotFound(f"no image {request.image}")
+        return m.EnvironmentInfo(name=request.image, version=1, digest="", size=1, created=1.0, reference=self.name)
 
     async def _environment_lock(self, call: Incoming, request: m.LockEnvironment) -> EnvironmentLock:
         if request.environment.base in (*self.lacks, "nothing"):

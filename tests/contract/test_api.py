@@ -547,6 +547,16 @@ async def test_environments_of_all_nodes_once(ask: Http, place: Site, node: Fake
     assert [(e["name"], e["version"]) for e in found] == [("debian-12", 3)]
 
 
+async def test_an_image_is_pulled(ask: Http, node: FakeNode) -> None:
+    node.images = ("docker://debian:12",)
+    status, found = await ask("POST", "/v1/environments/pull", {"image": "docker://debian:12"})
+    assert (status, found["name"]) == (200, "docker://debian:12")
+    status, error = await ask("POST", "/v1/environments/pull", {"image": "docker://debian:13", "again": False})
+    assert (status, error["code"]) == (404, "image_not_found")
+    status, error = await ask("POST", "/v1/environments/pull", {"image": "debian-12"})
+    assert (status, error["field"]) == (400, "image")
+
+
 async def test_a_lock_comes_from_a_node_that_has_its_names(ask: Http, place: Site, node: FakeNode) -> None:
     async with place.node("a-first") as other:
         other.lacks = ("debian-12",)

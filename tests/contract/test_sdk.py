@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from barchan.environments import PullProgress
 from barchan.errors import (
     AdmissionRefused,
     ApiUnavailable,
@@ -31,7 +32,9 @@ from barchan.errors import (
     FileIsDirectory,
     FileMissing,
     FileNotDirectory,
+    ImageNotFound,
     InvalidRequest,
+    NodeNotFound,
     NodeUnavailable,
     ProtocolError,
     RequestTimeout,
@@ -262,6 +265,49 @@ async def test_renewing(sandbox: Sandbox) -> None:
 async def test_environments_and_nodes(client: Client, node: FakeNode) -> None:
     assert [env.name for env in await client.environments()] == ["debian-12"]
     assert [info.name for info in await client.nodes()] == ["n1"]
+
+
+async def test_how_far_an_image_is(client: Client, node: FakeNode) -> None:
+    node.images = ("docker://debian:12",)
+    node.progress = tuple(
+        PullProgress(image="docker://debian:12", phase="pull", layer=1, layers=1, done=done, total=9) for done in (3, 9)
+    )
+    heard: list[PullProgress] = []
+    assert (await client.pull("debian:12", progress=heard.append)).name == "docker://debian:12"
+    assert tuple(heard) == node.progress
+    await client.create(image="debian:12", progress=heard.append)
+    assert tuple(heard) == 2 * node.progress
+    assert (await client.pull("debian:12")).version == 1, "nobody needs to listen"
+
+
+async def test_whoever_listens_badly_still_gets_the_answer(client: Client, node: FakeNode) -> None:
+    node.images = ("docker://debian:12",)
+    node.progress = (PullProgress(image="docker://debian:12", phase="resolve"),)
+    assert (await client.pull("debian:12", progress=lambda progress: 1 / 0)).version == 1  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidRequest, match="progress: int is no function"):
+        await client.pull("debian:12", progress=7)  # type: ignore[arg-type]
+
+
+async def test_what_cannot_be_pulled(client: Client, node: FakeNode) -> None:
+    with pytest.raises(ImageNotFound):
+        await client.pull("debian:12")
+    for image in ("Not/An:Image", "", 7, "debian@3"):
+        with pytest.raises(InvalidRequest) as caught:
+            await client.pull(image)  # type: ignore[arg-type]
+        assert caught.value.field == "image"
+    with pytest.raises(NodeNotFound):
+        await client.pull("debian:12", node="nowhere")
+
+
+async def test_every_node_pulls_and_the_first_answers(place: Site, client: Client, node: FakeNode) -> None:
+    async with place.node("a-first") as other:
+        for one in (node, other):
+            one.images = ("docker://debian:12",)
+        assert (await client.pull("debian:12", again=False)).reference == "a-first"
+        assert (await client.pull("debian:12", node="n1")).reference == "n1"
+        assert [call for call in other.calls if isinstance(call, m.PullImage)] == [
+            m.PullImage(image="docker://debian:12", again=False)
+        ]
 
 
 async def test_a_lock_is_written_read_and_used(client: Client, node: FakeNode, tmp_path: Path) -> None:

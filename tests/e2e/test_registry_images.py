@@ -118,6 +118,9 @@ def test_the_command_line(server: Server, hub: Registry, tmp_path: Path) -> None
     conf = str(hub.directory / "registries.conf")
     pulled = server.run("env", "pull", f"docker://{image}", "--registries-conf", conf)
     assert pulled["unchanged"] and pulled["name"] == f"docker://{image}"
+    assert server.run("env", "pull", f"docker://{image}")["unchanged"], "by the server, with its own settings"
+    other = pushed(hub, tmp_path / "other", "by-server")
+    assert server.run("env", "pull", f"docker://{other}")["unchanged"] is False
     kept = server.run("create", f"docker://{image}", "--memory", "64m")
     assert server.run("env", "rm", f"docker://{image}") == {"removed": f"docker://{image}", "in_use": 1}
     server.run("stop", kept["id"])

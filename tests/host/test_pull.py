@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from barchan.config import RegistryAccess, encode_config
+from barchan.environments import PullProgress
 from barchan.errors import EnvironmentNotFound, ImageDenied, ImageNotFound, InvalidRequest, RegistryUnavailable
 from barchan.image_refs import parse_image
 from barchan.layers.gc import collect
@@ -68,6 +70,24 @@ def test_an_image_is_an_environment_by_tag_and_by_digest(hub: Registry, store: L
     assert pull(store, pinned, access=RegistryAccess(registries_conf=tmp_path / "none")).digest == entry.digest
 
 
+def test_progress_goes_from_nothing_to_all_of_it(
+    hub: Registry, store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barchan.layers.pull.EVERY", 0.0)
+    image = Pushed(hub, tmp_path / "one", "told", tar([file("told", os.urandom(3 << 20))]))
+    told: list[PullProgress] = []
+    pull(store, image.ref, access=hub.access, told=told.append)
+    assert [progress.phase for progress in told[:2]] == ["waiting", "resolve"]
+    steps = list(dict.fromkeys((progress.phase, progress.layer) for progress in told[2:]))
+    assert steps == [("pull", 1), ("convert", 1), ("pull", 2), ("convert", 2)]
+    done = [progress.done for progress in told[2:]]
+    assert done == sorted(done) and len(set(done)) >= 5 and done[0] == 0 and done[-1] == told[-1].total > 3 << 20
+    assert {(progress.image, progress.layers) for progress in told[2:]} == {(image.ref, 2)}
+    told.clear()
+    pull(store, image.ref, access=hub.access, told=told.append)
+    assert [progress.phase for progress in told] == ["waiting"], "it is here"
+
+
 def test_a_layer_that_is_here_is_not_fetched_again(hub: Registry, store: LayerStore, tmp_path: Path) -> None:
     one = Pushed(hub, tmp_path / "one", "first", FIRST)
     before = hub.fetched(one.base)
@@ -103,7 +123,7 @@ def test_many_processes_fetch_once(hub: Registry, store: LayerStore, tmp_path: P
     for worker in workers:
         with worker:
             assert worker.stdout is not None
-            assert b'{"done":true}' in worker.stdout.read()
+            assert b'{"done":{' in worker.stdout.read()
     assert hub.fetched(image.top) == 1
 
 
@@ -116,7 +136,7 @@ def test_a_worker_ends_with_whoever_started_it(store: LayerStore) -> None:
             assert worker.stdin is not None and worker.stdout is not None
             worker.stdin.write(encode_config(PullRequest(store=store.root, ref=ref)) + b"\n")
             worker.stdin.flush()
-            assert b"asking" in worker.stdout.readline()
+            assert b"waiting" in worker.stdout.readline() and b"resolve" in worker.stdout.readline()
             worker.stdin.close()
             assert worker.wait(10) == 1
 

@@ -12,12 +12,13 @@ from aiohttp import web
 
 from barchan.api.many import over_link
 from barchan.api.state import BATCHES, CLIENTS, DISPATCH
+from barchan.control.checks import check_request
 from barchan.control.dispatch import Dispatch
 from barchan.control.many import Batches
 from barchan.errors import ApiUnavailable, BarchanError, InvalidRequest
 from barchan.wire.frames import Frame, FrameType
-from barchan.wire.link import Answered, Incoming
-from barchan.wire.messages import CancelMany, CreateMany, CreateSandbox, OfSandbox, unpack_call
+from barchan.wire.link import Answered, FrameSink, Incoming
+from barchan.wire.messages import CancelMany, CreateMany, CreateSandbox, OfSandbox, PullImage, unpack_call
 from barchan.wire.transports import WebSocketLink
 from barchan.wire.websocket import accept_key, is_key
 
@@ -64,6 +65,11 @@ def _client_lost() -> BarchanError:
     return ApiUnavailable("connection lost")
 
 
+def _passed_on(incoming: Incoming) -> FrameSink:
+    """What a node says, to the caller."""
+    return lambda frame: incoming.send_frame(frame.type, frame.payload, frame.stream)
+
+
 class _Relay:
     def __init__(self, dispatch: Dispatch, batches: Batches) -> None:
         self._dispatch = dispatch
@@ -76,17 +82,16 @@ class _Relay:
             return await self._create(incoming, request)
         if isinstance(request, (CreateMany, CancelMany)):
             return await over_link(self._batches, request, incoming)
+        if isinstance(request, PullImage):
+            return await self._dispatch.pull(request, _passed_on(incoming))
         if not isinstance(request, OfSandbox):
             return await self._dispatch.answer(request)
-
-        def down(frame: Frame) -> None:
-            incoming.send_frame(frame.type, frame.payload, frame.stream)
 
         def up(frame: Frame) -> None:
             if frame.type in _UP:
                 call.send_frame(frame.type, frame.payload, frame.stream)
 
-        call = await self._dispatch.open(request, incoming.payload, down)
+        call = await self._dispatch.open(request, incoming.payload, _passed_on(incoming))
         incoming.on_frame = up
         try:
             return await call.answer
@@ -102,7 +107,8 @@ class _Relay:
 
         One that gave up says so, and what was made is undone.
         """
-        making = asyncio.get_running_loop().create_task(self._dispatch.answer(request))
+        check_request(request)
+        making = asyncio.get_running_loop().create_task(self._dispatch.create(request, on_frame=_passed_on(incoming)))
         self._making.add(making)
         making.add_done_callback(self._made)
         try:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from barchan.api import connect, execs, files, platform, sandboxes
 from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, ListQuery, NoQuery, WriteQuery
-from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, FileEntry, Health, Renewal, SignalBody
+from barchan.api.values import Done, ExecAnswer, ExecBody, ExecRecord, FileEntry, Health, PullBody, Renewal, SignalBody
 from barchan.errors import (
     AdmissionRefused,
     BarchanError,
@@ -192,6 +192,15 @@ ROUTES: tuple[Route, ...] = (
         "Environments",
         answer=tuple[EnvironmentInfo, ...],
         fails=_NODES,
+    ),
+    Route(
+        "POST",
+        "/v1/environments/pull",
+        platform.pull,
+        "Fetch an image from its registry; answers when every node, or the one that is named, has it",
+        body=PullBody,
+        answer=EnvironmentInfo,
+        fails=(*_NODES, ImageNotFound, ImageDenied, NodeNotFound, NotSupported, NodeError),
     ),
     Route(
         "POST",

@@ -28,6 +28,14 @@ class Renewal(_Body, frozen=True, kw_only=True):
     lifetime: float | None = None
 
 
+class PullBody(_Body, frozen=True, kw_only=True):
+    """`again`: ask the registry what a tag means now; otherwise an image of it that is there will do. `node`: only there."""
+
+    image: str
+    again: bool = True
+    node: str | None = None
+
+
 class SignalBody(_Body, frozen=True, kw_only=True):
     signal: int
     everyone: bool = False

@@ -19,9 +19,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from barchan.environments import EnvironmentRef, Told, untold
 from barchan.locks import EnvironmentLock
 from barchan.pools import PoolInfo
-from barchan.spec import BackendName, EnvironmentRef, SandboxSpec
+from barchan.spec import BackendName, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 
@@ -89,9 +90,10 @@ class Backend(Protocol):
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
         """What can be named in a spec on this host."""
 
-    async def settle(self, spec: SandboxSpec) -> SandboxSpec:
+    async def settle(self, spec: SandboxSpec, told: Told = untold) -> SandboxSpec:
         """The same with all that its environment decides: the versions of names, and what a request left to the image.
 
+        Returns when every image is here; `told` hears of those that must be fetched first.
         Refuses early what can be seen early: an unknown environment, a verb this backend lacks. What is settled stays so.
         """
 
@@ -150,6 +152,12 @@ class Layered(Protocol):
 
     async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
         """What its names mean now. Errors as of `settle`."""
+
+    async def pull(self, image: str, told: Told = untold, *, again: bool = False) -> EnvironmentInfo:
+        """Fetch an image from its registry; `again`: also if one is here that had its tag.
+
+        Raises `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `InvalidRequest`, `NodeStorageFull`, `CreateFailed`.
+        """
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from barchan.backends.container_steps import Draft, Order, short_path
 from barchan.backends.pool import Pool
 from barchan.backends.pulls import Pulls
 from barchan.config import Layout, NodeConfig
+from barchan.environments import EnvironmentRef, Told, untold
 from barchan.errors import EnvironmentNotFound, SandboxUnavailable
 from barchan.images import settled
 from barchan.kernel import processes
@@ -42,7 +43,7 @@ from barchan.layers.stack import compose
 from barchan.layers.store import Layer, LayerStore
 from barchan.locks import EnvironmentLock
 from barchan.pools import PoolInfo
-from barchan.spec import MIB, EnvironmentRef, SandboxSpec
+from barchan.spec import MIB, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
 
 SOCKET = "s"
@@ -124,12 +125,15 @@ class ContainerBackend:
     async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
         return await self._maker.in_thread(lambda: lock(self._store, environment))
 
-    async def settle(self, spec: SandboxSpec) -> SandboxSpec:
+    async def pull(self, image: str, told: Told = untold, *, again: bool = False) -> EnvironmentInfo:
+        return await self._pulls.pull(image, told, again=again)
+
+    async def settle(self, spec: SandboxSpec, told: Told = untold) -> SandboxSpec:
         check_sources(spec, self._config.data_mounts)
         try:
             whole = compose(spec.environment, self._resolve)
         except EnvironmentNotFound:
-            if not await self._fetched(spec.environment):
+            if not await self._fetched(spec.environment, told):
                 raise
             whole = compose(spec.environment, self._resolve)
         done = settled(spec, whole.environment, whole.config)
@@ -138,11 +142,11 @@ class ContainerBackend:
         self._settled[id(done)] = (done, whole.layers)
         return done
 
-    async def _fetched(self, environment: EnvironmentRef) -> bool:
+    async def _fetched(self, environment: EnvironmentRef, told: Told) -> bool:
         """Whether it has images that were not here."""
         missing = await self._maker.in_thread(lambda: images_missing(self._store, environment))
         for image in missing:
-            await self._pulls.pull(image)
+            await self._pulls.pull(image, told)
         return bool(missing)
 
     def take(self, launch: Launch) -> Running | None:

@@ -21,7 +21,16 @@ from typing import cast
 
 from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
 from barchan.backends.fake_commands import Command, Line, Session
-from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, NotSupported, SandboxUnavailable
+from barchan.environments import PullProgress, Told, untold
+from barchan.errors import (
+    CreateFailed,
+    EnvironmentNotFound,
+    ImageNotFound,
+    InvalidRequest,
+    NotSupported,
+    SandboxUnavailable,
+)
+from barchan.image_refs import is_image
 from barchan.images import NO_CONFIG, renamed, settled
 from barchan.locks import EnvironmentLock, LockedImage
 from barchan.pools import PoolInfo
@@ -203,6 +212,8 @@ class FakeWorld:
 
     def __init__(self, environments: tuple[str, ...] = ("tiny",)) -> None:
         self.environments = environments
+        self.registry: dict[str, asyncio.Event] = {}
+        """Images that can be fetched, each with what that waits for."""
         self.config = NO_CONFIG
         """What each of them says about programs."""
         self.guests: dict[str, FakeGuest] = {}
@@ -227,7 +238,19 @@ class FakeBackend:
     async def environments(self) -> tuple[EnvironmentInfo, ...]:
         return tuple(EnvironmentInfo(name=n, version=1, digest="", size=0, created=0) for n in self.world.environments)
 
-    async def settle(self, spec: SandboxSpec) -> SandboxSpec:
+    async def pull(self, image: str, told: Told = untold, *, again: bool = False) -> EnvironmentInfo:
+        """Told half of it, then it waits until the test lets it go on."""
+        if (gate := self.world.registry.get(image)) is None:
+            raise ImageNotFound(f"no image {image}")
+        told(PullProgress(image=image, phase="pull", layer=1, layers=2, done=5, total=10))
+        await gate.wait()
+        self.world.environments += (image,)
+        return EnvironmentInfo(name=image, version=1, digest="", size=10, created=0, reference=image)
+
+    async def settle(self, spec: SandboxSpec, told: Told = untold) -> SandboxSpec:
+        for name in spec.environment.names():
+            if is_image(name) and name.removesuffix(VERSION) not in self.world.environments:
+                await self.pull(name, told)
         for name in spec.environment.names():
             if name.removesuffix(VERSION) not in self.world.environments:
                 raise EnvironmentNotFound(f"no environment {name}", field="environment")

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+CREATE_SECONDS = 3600.0
+"""That a create may take: an image may have to be fetched first, and whoever waits sees how far that is."""
+
+
 @dataclass(frozen=True)
 class Where:
     """The API to talk to. What is None is the SDK's to find: BARCHAN_URL, BARCHAN_TOKEN, BARCHAN_DATA, the default."""
@@ -54,6 +58,13 @@ def where_options(command: Callable[..., R]) -> Callable[..., R]:
     ):
         gathered = option(gathered)
     return gathered
+
+
+def served(where: Where) -> bool:
+    """Whether a server is told of, or one may be running on this host: its socket is there."""
+    if where.api is not None or (where.data is None and os.environ.get("BARCHAN_URL")):
+        return True
+    return Layout(where.data or default_data(os.environ)).api_socket.exists()
 
 
 def open_client(where: Where, *, reconnect: float = 60.0) -> Client:

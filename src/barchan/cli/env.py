@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import to_builtins
 
+from barchan.cli.connect import Where, open_client, served, where_options
 from barchan.cli.profile import profile_command
 from barchan.cli.progress import busy
 from barchan.cli.session import DIRECTORY, FILE, Session, data_option, json_option, need_root
 from barchan.cli.text import plain, span
+from barchan.config import RegistryAccess, default_data
 from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
 from barchan.sizes import size
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from barchan.layers.catalog import NameEntry
     from barchan.layers.sources import SourceType
     from barchan.layers.store import Layer, LayerStore
+    from barchan.wire.messages import EnvironmentInfo
 
 
 @click.group()
@@ -49,7 +52,7 @@ def _existing_store(data: Path) -> LayerStore | None:
     return open_store(data) if Layout(Path(os.path.abspath(data))).layers.is_dir() else None
 
 
-def layer_document(layer: Layer | NameEntry) -> dict[str, Any]:
+def layer_document(layer: Layer | NameEntry | EnvironmentInfo) -> dict[str, Any]:
     return {"name": layer.name, "version": layer.version, "digest": layer.digest, "size": layer.size}
 
 
@@ -100,34 +103,71 @@ def import_command(
 
 @env.command("pull")
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
-@click.option("--platform", metavar="OS/ARCH", default="linux/amd64", show_default=True, help="Of the image.")
+@click.option("--node", metavar="NAME", help="Only on this node of the server.")
+@click.option("--platform", metavar="OS/ARCH", help="Of the image.  [default: linux/amd64]")
 @click.option("--registry-auth", type=FILE, help="Login file, as `skopeo login` writes it.")
 @click.option("--registries-conf", type=FILE, help="Mirrors and registries without TLS: containers-registries.conf(5).")
-@data_option
+@where_options
 @json_option
 @click.pass_obj
 def pull_command(
     session: Session,
+    /,
     images: tuple[str, ...],
-    platform: str,
+    node: str | None,
+    platform: str | None,
     registry_auth: Path | None,
     registries_conf: Path | None,
-    data: Path,
+    where: Where,
 ) -> None:
     """Fetch images from registries, for sandboxes to come: docker://debian:12.
 
-    What a tag means is asked anew. A server does the same when a sandbox of an image is wanted that is not here.
+    What a tag means is asked anew. A server, where there is one, fetches to all its nodes, with its own logins and mirrors; with
+    --platform, --registry-auth or --registries-conf, or where there is none, the image comes straight to the store of this host.
     """
-    from barchan.config import RegistryAccess
+    import asyncio
+
+    access = RegistryAccess(auth_file=registry_auth, registries_conf=registries_conf)
+    here = platform is not None or access != RegistryAccess()
+    if served(where) and not here:
+        asyncio.run(_pull_by_server(session, where, images, node))
+        return
+    if node is not None or where.api is not None:
+        said = "platform, registry-auth, registries-conf: of this host's store, not of a server's"
+        raise InvalidRequest(said if here else "node: no server is running", field="platform" if here else "node")
+    _pull_here(session, images, platform or "linux/amd64", access, where)
+
+
+async def _pull_by_server(session: Session, where: Where, images: tuple[str, ...], node: str | None) -> None:
+    from barchan.cli.pulling import pull_bars
+
+    async with open_client(where) as client:
+        for image in images:
+            before = {e.reference for e in await client.environments()}
+            with pull_bars(session) as told:
+                found = await client.pull(image, node=node, progress=told)
+            _say_pulled(session, found, found.reference in before)
+
+
+def _pull_here(session: Session, images: tuple[str, ...], platform: str, access: RegistryAccess, where: Where) -> None:
+    from barchan.cli.pulling import pull_bars
+    from barchan.layers.catalog import described
     from barchan.layers.pull import pull
 
-    store = open_store(data)
-    access = RegistryAccess(auth_file=registry_auth, registries_conf=registries_conf)
+    store = open_store(where.data or default_data(os.environ))
     for image in images:
-        known = newest(store)
-        with busy(f"fetching {plain(image)}"):
-            found = pull(store, image, platform=platform, access=access, again=True, progress=_progress)
-        _announce(session, found, known)
+        before = {entry.reference for entry in store.catalog.entries()}
+        with pull_bars(session) as told:
+            found = pull(store, image, platform=platform, access=access, again=True, told=told)
+        _say_pulled(session, described(found), found.reference in before)
+
+
+def _say_pulled(session: Session, found: EnvironmentInfo, unchanged: bool) -> None:
+    if session.json:
+        session.emit({**layer_document(found), "reference": found.reference, "unchanged": unchanged})
+    else:
+        line = f"{found.reference}  {found.digest}  {size(found.size)}"
+        click.echo(f"{line}  unchanged" if unchanged else line)
 
 
 @env.command("bootstrap")
@@ -297,8 +337,6 @@ def _users(removed: tuple[NameEntry, ...], data: Path) -> int:
 
 
 async def _count(removed: tuple[NameEntry, ...], data: Path) -> int:
-    from barchan.cli.connect import Where, open_client
-
     try:
         async with open_client(Where(data=data), reconnect=0) as client:
             found = [await client.list(environment=name) for name in {entry.reference for entry in removed}]

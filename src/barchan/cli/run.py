@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from barchan.cli.argv import ProgramCommand
-from barchan.cli.connect import Where, open_client, start, where_options
+from barchan.cli.connect import CREATE_SECONDS, Where, open_client, start, where_options
 from barchan.cli.exits import NEVER_RAN, ending
 from barchan.cli.request import (
     OUTPUT_LIMIT,
@@ -99,10 +99,12 @@ def shell(session: Session, /, sandbox: str, where: Where, **options: Any) -> in
 
 async def _run(session: Session, where: Where, spec: SandboxSpec, request: Exec, keep: bool) -> int:
     from barchan.cli.interrupts import Interrupts
+    from barchan.cli.pulling import pull_bars
 
     with Interrupts() as interrupts:
         async with _client(where, request) as client:
-            sandbox = await client.create_from(spec)
+            with pull_bars(session) as told:
+                sandbox = await client.create_from(spec, timeout=CREATE_SECONDS, progress=told)
             try:
                 _say(session, "created", keep, sandbox=sandbox.id)
                 if interrupts.first is not None:

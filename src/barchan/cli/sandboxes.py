@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from barchan.cli.connect import Where, open_client, where_options
+from barchan.cli.connect import CREATE_SECONDS, Where, open_client, where_options
 from barchan.cli.request import program_options, sandbox_options, sandbox_spec
 from barchan.cli.session import Session, json_option
 from barchan.cli.text import command_line, plain, span
 from barchan.cli.values import SECONDS, parse_pairs
+from barchan.environments import PullProgress
 from barchan.errors import BarchanError
 from barchan.sizes import size
 from barchan.spec import BackendName, ProcessInfo, SandboxInfo, SandboxSpec, SandboxState, node_of
@@ -42,13 +43,16 @@ def create(session: Session, /, environment: str, count: int | None, where: Wher
     spec = sandbox_spec(environment, options)
     if count is not None:
         return asyncio.run(_create_many(session, where, count, spec))
-    _print_id(session, asyncio.run(_create(where, spec)))
+    _print_id(session, asyncio.run(_create(session, where, spec)))
     return 0
 
 
-async def _create(where: Where, spec: SandboxSpec) -> SandboxInfo:
+async def _create(session: Session, where: Where, spec: SandboxSpec) -> SandboxInfo:
+    from barchan.cli.pulling import pull_bars
+
     async with open_client(where) as client:
-        return (await client.create_from(spec)).info
+        with pull_bars(session) as told:
+            return (await client.create_from(spec, timeout=CREATE_SECONDS, progress=told)).info
 
 
 async def _create_many(session: Session, where: Where, count: int, spec: SandboxSpec) -> int:
@@ -142,11 +146,17 @@ SPARE = ("node", ">ends in", "labels", ">age")
 
 def row(info: SandboxInfo, now: float) -> tuple[str, ...]:
     """For the table of `ls`."""
-    state = f"{info.state} ({info.reason})" if info.reason else info.state
+    why = info.reason or (info.pulling and f"{info.pulling.phase} {share(info.pulling)}".rstrip())
+    state = f"{info.state} ({why})" if why else info.state
     ends = span(max(info.expires - now, 0)) if info.state in ("creating", "ready") else ""
     labels = " ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     environment = " + ".join(info.environment.names())
     return (info.id, state, node_of(info.id), environment, span(max(now - info.created, 0)), ends, labels)
+
+
+def share(progress: PullProgress) -> str:
+    """How much of an image is here, in per cent; "" before its size is known."""
+    return f"{100 * progress.done // progress.total} %" if progress.total else ""
 
 
 @click.command()

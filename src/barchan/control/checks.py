@@ -7,6 +7,7 @@ import re
 
 from barchan.environments import check_environment
 from barchan.errors import InvalidRequest
+from barchan.image_refs import parse_image
 from barchan.names import check_name, check_ref
 from barchan.spec import check_exec, check_spec, check_terminal, check_user
 from barchan.wire.messages import (
@@ -21,6 +22,7 @@ from barchan.wire.messages import (
     ListSandboxes,
     LockEnvironment,
     OfFile,
+    PullImage,
     RenameFile,
     Request,
     ResizeExec,
@@ -66,6 +68,11 @@ def check_request(request: Request) -> None:
         check_id(request.key, "key")
     elif isinstance(request, (CreateMany, CancelMany)):
         _check_many(request)
+    elif isinstance(request, PullImage):
+        parse_image(request.image, "image")
+        check_ref(request.image, "image")
+        if request.node is not None:
+            check_name(request.node, "node")
     elif isinstance(request, LockEnvironment):
         check_environment(request.environment)
     elif isinstance(request, ListSandboxes):

@@ -31,6 +31,7 @@ from barchan.wire.messages import (
     ListSandboxes,
     LockEnvironment,
     OfSandbox,
+    PullImage,
     Request,
     pack,
     pack_call,
@@ -71,6 +72,8 @@ class Dispatch:
             return pack(sorted(found, key=lambda info: str(info.id))[: request.limit])
         if isinstance(request, ListEnvironments):
             return pack(_distinct(await self._everywhere(request)))
+        if isinstance(request, PullImage):
+            return await self.pull(request)
         if isinstance(request, LockEnvironment):
             return await self._somewhere(request)
         raise InvalidRequest(f"{request.op} is not for clients", field="op")
@@ -82,15 +85,21 @@ class Dispatch:
             await _finished(await self._nodes.call(name, pack_call(AbandonCreate(key=key))))
 
     async def _everywhere(self, request: Request, node: str | None = None) -> list[Any]:
+        calls = await self._open_on(request, node)
+        answers = await asyncio.gather(*(_finished(call) for call in calls.values()))
+        return [item for answer in answers for item in unpack(answer, request.answer)]
+
+    async def _open_on(
+        self, request: Request, node: str | None, on_frame: FrameSink = ignore_frame
+    ) -> dict[NodeName, Call]:
+        """A call to every node, or to one."""
         infos, payload = await self._nodes.some(), pack_call(request)
         names = [NodeName(node)] if node is not None else [info.name for info in infos]
         try:
-            calls = [await self._nodes.call(name, payload) for name in names]
+            return {name: await self._nodes.call(name, payload, on_frame) for name in names}
         except SandboxNotFound as error:
             hint = f"there are: {', '.join(sorted(info.name for info in infos))}"
             raise NodeNotFound(f"no node is called {node}", field="node", hint=hint) from error
-        answers = await asyncio.gather(*(_finished(call) for call in calls))
-        return [item for answer in answers for item in unpack(answer, request.answer)]
 
     async def _somewhere(self, request: LockEnvironment) -> bytes:
         """The answer of the first node, by name, that has what it names; if none has it, the last one's refusal."""
@@ -100,10 +109,23 @@ class Dispatch:
                 return await _finished(await self._nodes.call(name, payload))
         return await _finished(await self._nodes.call(names[-1], payload))
 
-    async def create(self, request: CreateSandbox, line: Line | None = None, placed: Placed = _nobody) -> bytes:
+    async def pull(self, request: PullImage, on_frame: FrameSink = ignore_frame) -> bytes:
+        """On every node, or on one. The answer of the first by name; `on_frame` gets the events of all."""
+        check_request(request)
+        calls = await self._open_on(request, request.node, on_frame)
+        return (await asyncio.gather(*(_finished(calls[name]) for name in sorted(calls))))[0]
+
+    async def create(
+        self,
+        request: CreateSandbox,
+        line: Line | None = None,
+        placed: Placed = _nobody,
+        on_frame: FrameSink = ignore_frame,
+    ) -> bytes:
         """Where the key went before, else on the node that placement chooses, else on the next that has room.
 
-        In a `line` it waits until such a node has a slot free. `placed` is told each time a node is asked.
+        In a `line` it waits until such a node has a slot free. `placed` is told each time a node is asked;
+        `on_frame` gets the node's events.
         """
         payload = pack_call(request)
         refusals: dict[NodeName, AdmissionRefused] = {}
@@ -114,7 +136,7 @@ class Dispatch:
             try:
                 async with line.slots.of(name) if line is not None else contextlib.nullcontext():
                     placed()
-                    return await self._create_on(name, request, payload)
+                    return await self._create_on(name, request, payload, on_frame)
             except AdmissionRefused as error:
                 refusals[name] = error
 
@@ -142,13 +164,13 @@ class Dispatch:
             )
         return left
 
-    async def _create_on(self, name: NodeName, request: CreateSandbox, payload: bytes) -> bytes:
+    async def _create_on(self, name: NodeName, request: CreateSandbox, payload: bytes, on_frame: FrameSink) -> bytes:
         self._nodes.remember_key(request.key, name)
         peer = self._nodes.peer(name)
         if peer is not None:
             peer.placed(request.spec)
         try:
-            return await _finished(await self._nodes.call(name, payload))
+            return await _finished(await self._nodes.call(name, payload, on_frame))
         except BarchanError:
             if peer is not None:
                 peer.not_placed(request.spec)

@@ -64,7 +64,13 @@ class NameEntry(msgspec.Struct, frozen=True, kw_only=True):
 def described(entry: NameEntry, tags: tuple[str, ...] = ()) -> EnvironmentInfo:
     """For callers."""
     return EnvironmentInfo(
-        name=entry.name, version=entry.version, digest=entry.digest, size=entry.size, created=entry.created, tags=tags
+        name=entry.name,
+        version=entry.version,
+        digest=entry.digest,
+        size=entry.size,
+        created=entry.created,
+        reference=entry.reference,
+        tags=tags,
     )
 
 

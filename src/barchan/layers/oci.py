@@ -6,8 +6,9 @@ digest, *convert* makes a layer of it. A layer whose content is known from anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from barchan.errors import InvalidRequest
 from barchan.kernel import directories
@@ -20,7 +21,22 @@ from barchan.layers.oci_select import Image, LayerPart
 from barchan.layers.store import LayerStore, StackFile, digest_of
 from barchan.spec import MIB
 
-Progress = Callable[[str], None]
+
+class Step(NamedTuple):
+    """Of an import: `phase` of layer number `layer`."""
+
+    phase: Literal["pull", "convert"]
+    layer: int
+    layers: int
+    done: int
+    """Bytes of blobs that are here or not needed."""
+    total: int
+    """0 when the image does not say how large they are."""
+    text: str
+    """For people."""
+
+
+Progress = Callable[[Step], None]
 
 
 def import_image(
@@ -42,9 +58,9 @@ def import_image(
     as it was.
     """
     with store.temporary() as work:
-        conversion = _Conversion(store, parts, work, progress)
-        for number, part in enumerate(image.layers, 1):
-            conversion.add(part, f"layer {number} of {len(image.layers)}")
+        conversion = _Conversion(store, parts, work, _Course(image.layers, progress))
+        for part in image.layers:
+            conversion.add(part)
         layers = tuple(conversion.digests())
         if len(layers) > stack.MOST:
             raise wrong(f"the image has {len(layers)} layers, at most {stack.MOST}", "flatten it, or squash layers")
@@ -54,22 +70,45 @@ def import_image(
         return entry
 
 
+class _Course:
+    """Where an import is, for whoever wants to know."""
+
+    def __init__(self, layers: Sequence[LayerPart], progress: Progress) -> None:
+        self._sizes = [layer.blob.size if layer.blob else 0 for layer in layers]
+        self._at, self._done, self._progress = 0, 0, progress
+
+    def begin(self) -> None:
+        """The next layer."""
+        self._at += 1
+
+    def have(self) -> None:
+        """What it is made of is here."""
+        self._done += self._sizes[self._at - 1]
+
+    def tell(self, phase: Literal["pull", "convert"], text: str) -> None:
+        layers = len(self._sizes)
+        text = f"layer {self._at} of {layers}: {text}"
+        self._progress(Step(phase, self._at, layers, self._done, sum(self._sizes), text))
+
+
 class _Conversion:
     """Layers from the bottom up. What is new lies in `work` until the whole image is there."""
 
-    def __init__(self, store: LayerStore, parts: Parts, work: Path, progress: Progress) -> None:
+    def __init__(self, store: LayerStore, parts: Parts, work: Path, course: _Course) -> None:
         self._store, self._known = store, Conversions(store)
-        self._parts, self._work, self._progress = parts, work, progress
+        self._parts, self._work, self._course = parts, work, course
         self._done: list[Conversion] = []
         self.images: dict[str, Path] = {}
 
-    def add(self, part: LayerPart, shown: str) -> None:
+    def add(self, part: LayerPart) -> None:
+        self._course.begin()
         with lower.mounted(self._below()) as below:
             found = next((one for one in self._candidates(part.diff_id) if below.gives(one.facts)), None)
             if found is None:
-                found = self._convert(part, below, shown)
+                found = self._convert(part, below)
             else:
-                self._progress(f"{shown}: known, {part.diff_id}")
+                self._course.have()
+                self._course.tell("convert", f"known, {part.diff_id}")
         self._done = [found] if found.bottom else [*self._done, found]
 
     def _candidates(self, diff_id: str) -> list[Conversion]:
@@ -82,11 +121,12 @@ class _Conversion:
         """Bottom first. Of two equal layers the upper one covers all that the lower one could show."""
         return list(dict.fromkeys(one.layer for one in reversed(self._done)))[::-1]
 
-    def _convert(self, part: LayerPart, below: lower.Lower, shown: str) -> Conversion:
+    def _convert(self, part: LayerPart, below: lower.Lower) -> Conversion:
         with self._store.temporary() as work:
             archive, tree, image = work / "tar", work / "tree", work / "image"
-            self._pull(part, archive, shown)
-            self._progress(f"{shown}: converting {archive.stat().st_size / MIB:.1f} MiB")
+            self._pull(part, archive)
+            self._course.have()
+            self._course.tell("convert", f"converting {archive.stat().st_size / MIB:.1f} MiB")
             directories.make(tree, 0o755)
             bottom = changeset.apply(archive, tree, below, f"layer {part.diff_id}")
             archive.unlink()
@@ -96,11 +136,11 @@ class _Conversion:
         facts = tuple(below.facts.values())
         return Conversion(diff_id=part.diff_id, layer=digest, facts=facts, bottom=bottom)
 
-    def _pull(self, part: LayerPart, archive: Path, shown: str) -> None:
+    def _pull(self, part: LayerPart, archive: Path) -> None:
         """The uncompressed tar, once blob and content are what their digests say."""
         algorithm, _, wanted = part.diff_id.partition(":")
         name = part.blob.digest if part.blob else part.name
-        self._progress(f"{shown}: reading {name}")
+        self._course.tell("pull", f"reading {name}")
         if part.blob is None:
             with self._parts.open(part.name) as file:
                 found = compression.unpack(file, archive, f"layer {name!r}", algorithm)

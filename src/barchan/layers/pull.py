@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from collections.abc import Callable
+import time
 from contextlib import AbstractContextManager
 
 import msgspec
 
 from barchan.config import RegistryAccess
+from barchan.environments import EnvironmentRef, PullProgress, Told, untold
 from barchan.errors import EnvironmentNotFound
 from barchan.image_refs import ImageRef, is_image, parse_image
 from barchan.layers import oci, refs
 from barchan.layers.catalog import NameEntry, flock
+from barchan.layers.oci import Step
 from barchan.layers.oci_schema import Platform, parse_platform
 from barchan.layers.registry import open_image
 from barchan.layers.store import LayerStore
-from barchan.spec import EnvironmentRef
 
 KIND = "registry"
+EVERY = 0.2
+"""Seconds between two words on how many bytes came."""
 
 
 def known(store: LayerStore, ref: str) -> NameEntry | None:
@@ -43,7 +46,7 @@ def pull(
     platform: str = "linux/amd64",
     access: RegistryAccess = RegistryAccess(),  # noqa: B008
     again: bool = False,
-    progress: Callable[[str], None] = lambda line: None,
+    told: Told = untold,
 ) -> NameEntry:
     """The image under the name that it was asked by, and under its digest. Blocking; one at a time for each reference.
 
@@ -51,22 +54,47 @@ def pull(
     `RegistryUnavailable`, and what `oci.import_image` does.
     """
     image, wanted = parse_image(ref).unambiguous, parse_platform(platform)
+    told(PullProgress(image=ref, phase="waiting"))
     with _alone(store, image):
         if (entry := known(store, ref)) is not None and not (again and image.tag):
             return entry
         store.sweep()
-        return _fetch(store, image, wanted, access, progress)
+        return _fetch(store, image, wanted, access, _Telling(ref, told))
+
+
+class _Telling:
+    """Puts together what the conversion says, step by step, and the registry, piece by piece."""
+
+    def __init__(self, image: str, told: Told) -> None:
+        self._image, self._told = image, told
+        self._step = Step("pull", 0, 0, 0, 0, "")
+        self._moved, self._due = 0, 0.0
+        told(PullProgress(image=image, phase="resolve"))
+
+    def step(self, step: Step) -> None:
+        self._step, self._moved = step, 0
+        self._tell()
+
+    def moved(self, size: int) -> None:
+        self._moved += size
+        if time.monotonic() >= self._due:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._due = time.monotonic() + EVERY
+        phase, layer, layers, done, total, _ = self._step
+        done = min(done + self._moved, total)
+        self._told(PullProgress(image=self._image, phase=phase, layer=layer, layers=layers, done=done, total=total))
 
 
 def _fetch(
-    store: LayerStore, ref: ImageRef, platform: Platform, access: RegistryAccess, progress: Callable[[str], None]
+    store: LayerStore, ref: ImageRef, platform: Platform, access: RegistryAccess, telling: _Telling
 ) -> NameEntry:
-    progress(f"asking {ref.registry} for {ref}")
-    with store.temporary() as work, open_image(ref, platform, work, access) as found:
+    with store.temporary() as work, open_image(ref, platform, work, access, telling.moved) as found:
         image = found.describe(platform)
         pinned = str(ref.pinned(found.digest))
         entry = known(store, pinned) or oci.import_image(
-            store, found, image, pinned, source=str(ref), kind=KIND, progress=progress, manifest=found.digest
+            store, found, image, pinned, source=str(ref), kind=KIND, progress=telling.step, manifest=found.digest
         )
     if pinned == str(ref):
         return entry

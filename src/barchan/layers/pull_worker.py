@@ -14,20 +14,24 @@ from pathlib import Path
 import msgspec
 
 from barchan.config import RegistryAccess, decode_config
+from barchan.environments import PullProgress
 from barchan.errors import BarchanError, ErrorBody, InternalError
+from barchan.layers.catalog import described
 from barchan.layers.pull import pull
 from barchan.layers.store import LayerStore
+from barchan.wire.messages import EnvironmentInfo
 
 
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
     store: Path
     ref: str
     access: RegistryAccess = RegistryAccess()
+    again: bool = False
 
 
 class PullNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    progress: str = ""
-    done: bool = False
+    progress: PullProgress | None = None
+    done: EnvironmentInfo | None = None
     error: ErrorBody | None = None
 
 
@@ -36,20 +40,24 @@ def main() -> int:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         store = LayerStore(request.store)
-        pull(store, request.ref, access=request.access, progress=lambda line: _tell(PullNews(progress=line)))
+        entry = pull(store, request.ref, access=request.access, again=request.again, told=_progress)
     except BarchanError as error:
         _tell(PullNews(error=error.body()))
     except Exception as error:
         _tell(PullNews(error=InternalError(f"{type(error).__name__}: {error}", phase="convert").body()))
         raise
     else:
-        _tell(PullNews(done=True))
+        _tell(PullNews(done=described(entry)))
     return 0
 
 
 def _end_with_input() -> None:
     sys.stdin.buffer.read()
     os._exit(1)
+
+
+def _progress(progress: PullProgress) -> None:
+    _tell(PullNews(progress=progress))
 
 
 def _tell(news: PullNews) -> None:

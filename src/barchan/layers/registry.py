@@ -14,7 +14,7 @@ import select
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -57,8 +57,14 @@ class _Piped(NamedTuple):
 
 
 @contextmanager
-def open_image(ref: ImageRef, platform: Platform, work: Path, access: RegistryAccess) -> Iterator[RegistryImage]:
-    """An image at its registry. `work`: where its blobs lie while they are open.
+def open_image(
+    ref: ImageRef,
+    platform: Platform,
+    work: Path,
+    access: RegistryAccess,
+    moved: Callable[[int], None] = lambda size: None,
+) -> Iterator[RegistryImage]:
+    """An image at its registry. `work`: where its blobs lie while they are open. `moved` is told how many bytes of them came.
 
     Raises `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `FeatureMissing` without skopeo.
     """
@@ -67,7 +73,7 @@ def open_image(ref: ImageRef, platform: Platform, work: Path, access: RegistryAc
         with theirs:
             process = _start(_command(platform, access, theirs.fileno()), theirs.fileno(), said)
         try:
-            yield RegistryImage(ours, said, ref, work, access.stall)
+            yield RegistryImage(ours, said, ref, work, access.stall, moved)
         finally:
             ours.close()
             process.kill()
@@ -95,10 +101,19 @@ def _start(command: list[str], fd: int, said: IO[bytes]) -> subprocess.Popen[byt
 class RegistryImage:
     """Layers and configuration of one image; as `oci_blobs.Parts` its blobs. Blocking."""
 
-    def __init__(self, link: socket.socket, said: IO[bytes], ref: ImageRef, work: Path, stall: float) -> None:
+    def __init__(
+        self,
+        link: socket.socket,
+        said: IO[bytes],
+        ref: ImageRef,
+        work: Path,
+        stall: float,
+        moved: Callable[[int], None],
+    ) -> None:
         """`said`: where skopeo writes why it cannot go on."""
         self._link, self._said, self._ref, self._work, self._stall = link, said, ref, work, stall
         self._sizes: dict[str, int] = {}
+        self._moved = moved
         link.settimeout(stall)
         self._ask("resolve", "Initialize")
         self._image = int(self._ask("resolve", "OpenImage", str(ref.unambiguous)).value)
@@ -126,6 +141,7 @@ class RegistryImage:
             try:
                 for piece in self._content(found, "pull"):
                     file.write(piece)
+                    self._moved(len(piece))
                 file.seek(0)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -59,7 +59,9 @@ def import_environment(
             _check_no_image(wanted, kind)
             return _import_tree(store, name, plain, source)
         image = _image(archive, kind, wanted, platform)
-        return oci.import_image(store, archive, image, name, source=str(source), kind=kind, progress=progress)
+        return oci.import_image(
+            store, archive, image, name, source=str(source), kind=kind, progress=lambda step: progress(step.text)
+        )
 
 
 def _from_directory(
@@ -69,7 +71,9 @@ def _from_directory(
     kind = wanted.type or ("oci" if parts.has(_LAYOUT) and parts.has(_INDEX) else "directory")
     if kind == "oci":
         image = layout_image(parts, wanted.image, platform)
-        return oci.import_image(store, parts, image, name, source=str(source), kind=kind, progress=progress)
+        return oci.import_image(
+            store, parts, image, name, source=str(source), kind=kind, progress=lambda step: progress(step.text)
+        )
     if kind != "directory":
         raise _not(source, "a directory", kind)
     _check_no_image(wanted, kind)

@@ -18,6 +18,7 @@ import msgspec
 from barchan import _version
 from barchan.backends.base import Backend, Layered, Metered
 from barchan.config import NodeConfig
+from barchan.environments import EnvironmentRef, Told, untold
 from barchan.errors import (
     BarchanError,
     ExecNotFound,
@@ -39,9 +40,9 @@ from barchan.node.past import gone
 from barchan.node.recorder import CLOCK_SLACK, Recorder
 from barchan.node.registry import Registry, SandboxRow
 from barchan.node.sandbox import LiveSandbox
+from barchan.node.waiting import Waiting, told_by
 from barchan.spec import (
     BackendName,
-    EnvironmentRef,
     NodeInfo,
     NodeName,
     SandboxId,
@@ -70,6 +71,7 @@ class Agent:
         self.backends = backends
         self.sandboxes: dict[str, LiveSandbox] = {}
         self.creation = Creation(self)
+        self.waiting = Waiting(config.name)
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._going: dict[str, tuple[SandboxState, str]] = {}
         """What the registry is about to say of those that end: state and reason."""
@@ -80,16 +82,19 @@ class Agent:
 
     # --- verbs
 
-    async def create(self, request: m.CreateSandbox) -> SandboxInfo:
+    async def create(self, request: m.CreateSandbox, told: Told = untold) -> SandboxInfo:
         """Make a sandbox, or answer with the one that this key made. Returns when it answers."""
         asked = spec = check_spec(request.spec)
+        id = ""
         if self.registry.by_key(request.key) is None:
-            spec = await self.backend(asked.backend).settle(asked)
+            spec, id = await self.waiting.settle(self.backend(asked.backend), asked, request.key, told)
             admit(self._room(), spec.limits)
-        return await self.creation.create(Wanted(spec, asked, request.key))
+        return await self.creation.create(Wanted(spec, asked, request.key, id))
 
     async def stop(self, id: str, reason: str = "stopped", event: Event = "stop") -> SandboxInfo:
         """End it and remove everything of it. Idempotent."""
+        if (waiting := self.waiting.get(id)) is not None:
+            return await self.waiting.stop(waiting)
         row = self.row(id)
         if row.state in ("stopped", "failed") and id not in self._ending:
             return describe(row)
@@ -98,12 +103,14 @@ class Agent:
         return await asyncio.shield(self._ending[id])
 
     def get(self, id: str) -> SandboxInfo:
-        return describe(self.row(id))
+        waiting = self.waiting.get(id)
+        return describe(self.row(id)) if waiting is None else waiting.info()
 
     def list(self, request: m.ListSandboxes) -> tuple[SandboxInfo, ...]:
         """A page of those to which everything in the request applies."""
         rows = self.registry.rows() if wants_ended(request) else self.registry.live()
-        return tuple(describe(row) for row in page(rows, request, self.config.name))
+        found = page((*rows, *self.waiting.rows()), request, self.config.name)
+        return tuple(describe(row, self.waiting.progress(row.id)) for row in found)
 
     async def stats(self, id: str) -> SandboxStats:
         """What it uses. Does not count as use."""
@@ -169,10 +176,17 @@ class Agent:
         return await next(iter(self.backends.values())).environments()
 
     async def lock(self, environment: EnvironmentRef) -> EnvironmentLock:
+        return await self._layered().lock(environment)
+
+    async def pull(self, request: m.PullImage, told: Told = untold) -> m.EnvironmentInfo:
+        heard = told_by(self.config.name, told)
+        return await self._layered().pull(request.image, heard, again=request.again)
+
+    def _layered(self) -> Layered:
         backend = next(iter(self.backends.values()))
         if not isinstance(backend, Layered):
             raise NotSupported("environments of this node are no layers", field="environment")
-        return await backend.lock(environment)
+        return backend
 
     async def abandon(self, key: str) -> None:
         """Whoever asked for this sandbox does not want it any more. Returns when it is gone."""
@@ -287,7 +301,8 @@ class Agent:
             logger.error("background work failed", exc_info=error)
 
     def row(self, id: str) -> SandboxRow:
-        row = self.registry.get(id)
+        waiting = self.waiting.get(id)
+        row = self.registry.get(id) if waiting is None else waiting.row
         if row is None:
             raise SandboxNotFound(f"no sandbox {id}", field="sandbox")
         if id in self._going:

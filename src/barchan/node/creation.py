@@ -36,6 +36,8 @@ class Wanted(NamedTuple):
     asked: SandboxSpec
     """As its caller says it: by this a repeated key is known."""
     key: str
+    id: str = ""
+    """By which it was listed already; "" for a new one."""
 
 
 _CREATING: tuple[SandboxState, ...] = ("creating",)
@@ -80,8 +82,8 @@ class Creation:
         or, if one was ready, before. What is made for a claim that fails, or that the end of the agent cuts short, has no
         row and is removed by its name.
         """
-        began, id = time.perf_counter(), new_id(self._agent.config.name)
-        spec, _, key = wanted
+        began, id = time.perf_counter(), wanted.id or new_id(self._agent.config.name)
+        spec, key = wanted.spec, wanted.key
         try:
             if earlier is not None:
                 await asyncio.wait([earlier])
@@ -136,7 +138,7 @@ class Creation:
 
     async def _claim_made(self, sandbox: LiveSandbox, wanted: Wanted, running: Running, began: float) -> None:
         id, now = sandbox.id, time.time()
-        spec, asked, key = wanted
+        spec, asked, key, _ = wanted
         recorded = asyncio.ensure_future(self._agent.recorder.create(id, spec, key))
         made, expires = _made(running, began), now + spec.lifetime
         try:
@@ -163,7 +165,7 @@ class Creation:
         self, id: str, wanted: Wanted, making: asyncio.Task[Running] | None, began: float
     ) -> tuple[str, asyncio.Task[SandboxInfo] | None]:
         now = time.time()
-        spec, asked, key = wanted
+        spec, asked, key, _ = wanted
         try:
             claim = await self._agent.registry.claim(
                 id, spec, asked=asked, create_key=key, created=now, expires=now + spec.lifetime

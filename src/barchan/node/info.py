@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
+from barchan.environments import PullProgress
 from barchan.node.registry import SandboxRow
 from barchan.spec import SandboxId, SandboxInfo
 
@@ -19,7 +20,7 @@ def new_id(node: str) -> str:
     return f"{node}-{digits}"
 
 
-def describe(row: SandboxRow) -> SandboxInfo:
+def describe(row: SandboxRow, pulling: PullProgress | None = None) -> SandboxInfo:
     return SandboxInfo(
         id=SandboxId(row.id),
         state=row.state,
@@ -34,6 +35,7 @@ def describe(row: SandboxRow) -> SandboxInfo:
         ready_ms=row.ready_ms,
         reason=row.reason,
         ended=row.ended,
+        pulling=pulling,
     )
 
 

@@ -114,6 +114,7 @@ class Server:
             m.NodeStatus: self._status,
             m.ListEnvironments: self._environments,
             m.LockEnvironment: lambda r, c: self._agent.lock(r.environment),
+            m.PullImage: lambda r, c: self._agent.pull(r, c.event),
             m.CreateSandbox: self._create,
             m.ListSandboxes: self._list,
             m.GetSandbox: self._get,
@@ -161,7 +162,7 @@ class Server:
 
     async def _create(self, request: m.CreateSandbox, call: Incoming) -> Any:
         try:
-            return await self._agent.create(request)
+            return await self._agent.create(request, call.event)
         except asyncio.CancelledError:
             if not call.link_lost:
                 self._agent.spawn(self._agent.abandon(request.key))

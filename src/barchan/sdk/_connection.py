@@ -14,7 +14,7 @@ from barchan.sdk._socket import Socket
 from barchan.sdk._values import packed
 from barchan.wire.frames import STDOUT
 from barchan.wire.futures import Future
-from barchan.wire.link import Call, Link
+from barchan.wire.link import Call, FrameSink, Link, ignore_frame
 from barchan.wire.messages import Request
 from barchan.wire.streams import CallStreams, Taking
 from barchan.wire.transports import CLOSE_WAIT
@@ -98,11 +98,13 @@ class Connection:
                     raise
                 await patience.wait(error)
 
-    async def request(self, request: Request, *, retry: bool, timeout: float | None) -> bytes:
+    async def request(
+        self, request: Request, *, retry: bool, timeout: float | None, on_frame: FrameSink = ignore_frame
+    ) -> bytes:
         """The REPLY payload of a call without streams. Raises `RequestTimeout` after `timeout` seconds."""
 
         async def attempt(link: Link) -> bytes:
-            return await answer(link.call(payload))
+            return await answer(link.call(payload, on_frame))
 
         payload = packed(request)
         async with _compat.within(timeout, request.op):

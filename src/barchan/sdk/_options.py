@@ -66,8 +66,15 @@ def environment_of(
     if image is not None:
         if base is not None or environment is not None:
             raise InvalidRequest("image: give it, or an environment", field="image")
-        base = image if is_image(image) else SCHEME + image
+        base = image_name(image)
     return _reference(environment, base, workspace, toolkits)
+
+
+def image_name(image: str) -> str:
+    """With `docker://` in front, which an image may do without where nothing else can be meant."""
+    if not isinstance(image, str):
+        raise InvalidRequest(f"image: {type(image).__name__} is no text", field="image", hint="give a str")
+    return image if is_image(image) else SCHEME + image
 
 
 def lock_at(path: str | os.PathLike[str]) -> EnvironmentLock:

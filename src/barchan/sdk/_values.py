@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from barchan.environments import PullProgress, Told
 from barchan.errors import InvalidRequest
 from barchan.wire.fields import field_of
-from barchan.wire.messages import Request, pack_call
+from barchan.wire.frames import Frame, FrameType
+from barchan.wire.messages import Request, pack_call, unpack
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Text = str | bytes
 Variables = Mapping[str, Text] | Mapping[bytes, Text]
@@ -96,6 +100,22 @@ def checked_piece(piece: bytes, field: str) -> bytes:
     if not isinstance(piece, (bytes, bytearray, memoryview)):
         raise InvalidRequest(f"{field}: it yields {type(piece).__name__}", field=field, hint="yield bytes")
     return piece
+
+
+def hearing(told: Told | None) -> Callable[[Frame], None]:
+    """Of a call with `PullProgress` as events. What `told` raises is logged: it must not cost the connection."""
+    if told is not None and not callable(told):
+        raise InvalidRequest(f"progress: {type(told).__name__} is no function", field="progress")
+
+    def heard(frame: Frame) -> None:
+        if frame.type == FrameType.EVENT and told is not None:
+            progress = unpack(frame.payload, PullProgress)
+            try:
+                told(progress)
+            except Exception:
+                logger.exception("progress=%r failed", told)
+
+    return heard
 
 
 def to_bytes(value: Text | os.PathLike[str] | os.PathLike[bytes], field: str = "path") -> bytes:

@@ -30,6 +30,7 @@ from barchan.usage import SandboxStats
 from barchan.wire.environments import EnvironmentInfo as EnvironmentInfo
 from barchan.wire.environments import ListEnvironments as ListEnvironments
 from barchan.wire.environments import LockEnvironment as LockEnvironment
+from barchan.wire.environments import PullImage as PullImage
 from barchan.wire.fields import field_of
 from barchan.wire.frames import Payload
 from barchan.wire.request import Request as Request

@@ -10,16 +10,17 @@ from typing import Self, Unpack
 
 import msgspec
 
+from barchan.environments import Told
 from barchan.errors import InvalidRequest
 from barchan.locks import EnvironmentLock
 from barchan.mounts import DataMount
 from barchan.sdk._address import find_address
-from barchan.sdk._options import SandboxOptions, checked, environment_of, spec_of
+from barchan.sdk._options import SandboxOptions, checked, environment_of, image_name, spec_of
 from barchan.sdk._sync import _compat
 from barchan.sdk._sync._connection import Connection
 from barchan.sdk._sync._many import Batch
 from barchan.sdk._sync._sandbox import Sandbox
-from barchan.sdk._values import value_of
+from barchan.sdk._values import hearing, value_of
 from barchan.spec import (
     BackendName,
     EnvironmentRef,
@@ -40,6 +41,7 @@ from barchan.wire.messages import (
     ListNodes,
     ListSandboxes,
     LockEnvironment,
+    PullImage,
     Request,
     unpack,
 )
@@ -112,13 +114,14 @@ class Client:
         ptrace: bool = False,
         mounts: Sequence[DataMount] = (),
         key: str | None = None,
-        timeout: float = 60.0,
+        timeout: float | None = 60.0,
+        progress: Told | None = None,
     ) -> Sandbox:
         """Create a sandbox and return it when it is ready.
 
         `environment` is a base layer's name (`debian-12`, `debian-12@3`, a digest) or an `EnvironmentRef`; `image` instead is one
         of a registry (`debian:12`, `ghcr.io/owner/name@sha256:…`), which the node fetches first if it does not have it: give that
-        some more `timeout`. `workspace` and `toolkits` are stacked on either. `lock` instead of all of these is what `lock` returned, or the
+        some more `timeout`; `progress` is told how far it is. `workspace` and `toolkits` are stacked on either. `lock` instead of all of these is what `lock` returned, or the
         path of a lock file: exactly its layers, else `LockMismatch` or `EnvironmentNotFound`. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
         values answer with the same sandbox, other values with `Conflict`. A lost connection is retried with the same key.
 
@@ -144,12 +147,19 @@ class Client:
             ptrace=ptrace,
             mounts=mounts,
         )
-        return self.create_from(spec, key=key, timeout=timeout)
+        return self.create_from(spec, key=key, timeout=timeout, progress=progress)
 
-    def create_from(self, spec: SandboxSpec, *, key: str | None = None, timeout: float = 60.0) -> Sandbox:
+    def create_from(
+        self,
+        spec: SandboxSpec,
+        *,
+        key: str | None = None,
+        timeout: float | None = 60.0,
+        progress: Told | None = None,
+    ) -> Sandbox:
         """As `create`, from one request value."""
         request = CreateSandbox(spec=checked(spec), key=key or new_id())
-        answer = self._connection.request(request, retry=True, timeout=timeout)
+        answer = self._connection.request(request, retry=True, timeout=timeout, on_frame=hearing(progress))
         return self._sandbox(unpack(answer, SandboxInfo))
 
     def create_many(
@@ -218,6 +228,27 @@ class Client:
     def environments(self) -> tuple[EnvironmentInfo, ...]:
         """Layers that can be named in `create`. `size` is bytes."""
         return unpack(self._ask(ListEnvironments()), tuple[EnvironmentInfo, ...])
+
+    def pull(
+        self,
+        image: str,
+        *,
+        again: bool = True,
+        node: str | None = None,
+        timeout: float | None = None,
+        progress: Told | None = None,
+    ) -> EnvironmentInfo:
+        """Fetch an image (`debian:12`) for sandboxes to come, on every node or on `node`; returns what it is on the first of them.
+
+        `again`: ask its registry what a tag means now; otherwise an image of that tag which is there will do. `progress` is called with
+        a `PullProgress` some times a second, where this client receives: it must be short, and not use the client. The image comes
+        also if this call is cancelled or out of time; another joins it.
+
+        Raises `InvalidRequest`, `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `NodeStorageFull`, `NodeNotFound`.
+        """
+        wanted = value_of(PullImage, image=image_name(image), again=again, node=node)
+        answer = self._connection.request(wanted, retry=True, timeout=timeout, on_frame=hearing(progress))
+        return unpack(answer, EnvironmentInfo)
 
     def lock(
         self,

@@ -12,7 +12,7 @@ from barchan.errors import ApiUnavailable, BarchanError, NodeUnavailable
 from barchan.sdk._address import Address
 from barchan.sdk._sync import _compat
 from barchan.sdk._sync._futures import Future
-from barchan.sdk._sync._link import Call, Link
+from barchan.sdk._sync._link import Call, FrameSink, Link, ignore_frame
 from barchan.sdk._sync._socket import Socket
 from barchan.sdk._sync._streams import CallStreams, Taking
 from barchan.sdk._values import packed
@@ -99,11 +99,13 @@ class Connection:
                     raise
                 patience.wait(error)
 
-    def request(self, request: Request, *, retry: bool, timeout: float | None) -> bytes:
+    def request(
+        self, request: Request, *, retry: bool, timeout: float | None, on_frame: FrameSink = ignore_frame
+    ) -> bytes:
         """The REPLY payload of a call without streams. Raises `RequestTimeout` after `timeout` seconds."""
 
         def attempt(link: Link) -> bytes:
-            return answer(link.call(payload))
+            return answer(link.call(payload, on_frame))
 
         payload = packed(request)
         with _compat.within(timeout, request.op):
