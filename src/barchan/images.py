@@ -13,7 +13,7 @@ ROOT, TOP = "root", "/"
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of an OCI image; a layer that was made of a directory or an archive says nothing."""
+    """What an image says about programs started in it; a layer that was made of a directory or an archive says nothing."""
 
     env: dict[str, str] = {}
     user: str = ""

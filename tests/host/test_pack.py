@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from barchan.config import Layout
-from barchan.errors import InvalidRequest
+from barchan.errors import CreateFailed, InvalidRequest
+from barchan.images import ImageConfig
 from barchan.kernel import probe, syscalls
 from barchan.kernel.scratch import Scratch
 from barchan.layers import lower
-from barchan.layers.pack import PackReport, pack
+from barchan.layers.catalog import Provenance
+from barchan.layers.pack import KIND, PackReport, Whole, described, found, pack
 from barchan.layers.scrub import NOTHING, Policy
 from barchan.layers.sources import import_layer
 from barchan.layers.store import Layer, LayerStore
@@ -379,6 +382,47 @@ def test_no_secret_is_in_the_bytes_of_the_image(ground: Ground, base: Layer) -> 
     assert marker not in report.layer.path.read_bytes()
     report, _ = ground.changed([base], lambda root: write(root, "root/.netrc", marker), NOTHING)
     assert marker in report.layer.path.read_bytes(), "the control"
+
+
+def whole(ground: Ground, base: Layer, name: str, into: str, key: str) -> PackReport:
+    with ground.scratch.frozen(name) as (upper, stage), lower.mounted([base.path]) as below:
+        return pack(
+            ground.store,
+            upper,
+            into,
+            below=below,
+            stage=stage,
+            source=name,
+            whole=Whole((base.digest,), ImageConfig(user="ann")),
+            provenance=Provenance(operation=key, environment=("base@1",)),
+        )
+
+
+def test_a_whole_image_and_who_made_it(ground: Ground, base: Layer) -> None:
+    with ground.overlay([base], name := ground.fresh("sandbox")) as root:
+        write(root, "tmp/secret")
+        write(root, "srv/file")
+    into = ground.fresh("image")
+    report = whole(ground, base, name, into, "k1")
+    image = ground.store.resolve(into)
+    assert ([layer.digest for layer in image.below], image.digest) == ([base.digest], report.layer.digest)
+    assert (image.config.user, report.layers, report.entry.kind, report.entry.source) == ("ann", 2, KIND, name)
+    packed = described(report, name)
+    assert packed.digest != packed.layer == image.digest and packed.left_out == {"temporary": 1}
+    assert found(ground.store, into, name, "k1") == packed
+    assert found(ground.store, into, name, "k2") is found(ground.store, into, "other", "k1") is None
+    assert found(ground.store, "never-made", name, "k1") is None
+    again = whole(ground, base, name, into, "k2")
+    assert (again.entry.version, again.entry.digest) == (1, report.entry.digest), "the same content is no new version"
+
+
+def test_layers_that_were_removed_meanwhile_are_missed(ground: Ground, base: Layer) -> None:
+    with ground.overlay([base], name := ground.fresh("sandbox")) as root:
+        write(root, "srv/file")
+    gone = msgspec.structs.replace(base, digest="sha256:" + "0" * 64)
+    with pytest.raises(CreateFailed, match="removed meanwhile"):
+        whole(ground, gone, name, ground.fresh("image"), "k")
+    assert not list((ground.root / "layers/tmp").iterdir()), "nothing half-made stays"
 
 
 def test_hostile_marks_lead_nowhere(ground: Ground, base: Layer) -> None:

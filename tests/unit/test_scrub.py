@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from barchan.errors import InvalidRequest
-from barchan.layers.scrub import NOTHING, RULES, Policy
+from barchan.layers.scrub import NOTHING, RULES, Policy, policy_of
+from barchan.packing import RuleName, ScrubRules
 
 LEFT_OUT = {
     "histories": ["root/.bash_history", "home/ann/.python_history", "root/.lesshst", "home/ann/.viminfo"],
@@ -98,6 +100,8 @@ def test_directories_of_logs_stay() -> None:
         ("srv/a.b", b"srv/a.b", b"srv/axb"),
         ("srv/é", "srv/é".encode(), b"srv/e"),
         ("srv/[^a]", b"srv/^", b"srv/b"),
+        ("srv/*a*b", b"srv/xaabab", b"srv/baba"),
+        ("*/*ab", b"x/aab", b"x/ab/c"),
     ],
 )
 def test_extra_patterns(pattern: str, path: bytes, kept: bytes) -> None:
@@ -115,3 +119,15 @@ def test_patterns_that_match_nothing_are_refused(pattern: str) -> None:
 def test_unknown_rules_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="'logz'"):
         Policy().without("logz")
+
+
+def test_many_stars_take_no_time() -> None:
+    """A pattern that is tried in every way takes longer than this universe."""
+    assert NOTHING.adding("*a" * 200 + "b").rule_of(b"a" * 255, directory=False) == ""
+
+
+def test_rules_of_a_request() -> None:
+    assert get_args(RuleName) == tuple(rule.name for rule in RULES)
+    policy = policy_of(ScrubRules(also=("srv/*",), keep=("temporary", "logs")))
+    paths = (b"srv/x", b"tmp/x", b"var/log/x", b"root/.netrc")
+    assert [policy.rule_of(path, directory=False) for path in paths] == ["extra", "", "", "credentials"]

@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +40,21 @@ _IMAGE = "image-"
 REMEDY = "remove it with `barchan env rm` and import it again"
 
 
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """How a layer was packed from the sandbox that `NameEntry.source` names. As who programs run in it, its `ImageConfig` says."""
+
+    operation: str = ""
+    """Key of the request."""
+    environment: tuple[str, ...] = ()
+    """What the sandbox was made of, from the bottom."""
+    entries: int = 0
+    content: int = 0
+    """Bytes of its files."""
+    left_out: Mapping[str, int] = {}
+    renamed: int = 0
+    completed: int = 0
+
+
 class NameEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a name. `created` is in Unix seconds, `size` in bytes. `digest` is of a layer or a `StackFile`."""
 
@@ -52,6 +67,7 @@ class NameEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     manifest: str = ""
     """Digest by which its registry knows an image."""
+    provenance: Provenance | None = None
 
     @property
     def reference(self) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import msgspec
 
 from barchan.errors import InvalidRequest
+from barchan.packing import ScrubRules, check_pattern
 
 _EXTRA = "extra"
-_MOST_PATTERN = 4095
 _PART = re.compile(r"\*|\?|\[[^]/]+\]|[^*?\[]+|\[")
 
 
@@ -127,14 +127,14 @@ class Policy(msgspec.Struct, frozen=True):
         known = {rule.name for rule in self.rules}
         if unknown := sorted(set(names) - known):
             raise InvalidRequest(
-                f"scrub: no rule {unknown[0]!r}", field="scrub", hint="rules: " + ", ".join(sorted(known))
+                f"scrub.keep: no rule {unknown[0]!r}", field="scrub.keep", hint="rules: " + ", ".join(sorted(known))
             )
         return Policy(tuple(rule for rule in self.rules if rule.name not in names))
 
     def adding(self, *patterns: str) -> Policy:
         """With more patterns, under the rule `extra`. `InvalidRequest` for one that can match nothing."""
         for pattern in patterns:
-            _check(pattern)
+            check_pattern(pattern, "scrub.also")
         return Policy((*self.rules, Rule(_EXTRA, patterns))) if patterns else self
 
     def rule_of(self, path: bytes, *, directory: bool) -> str:
@@ -152,16 +152,9 @@ NOTHING = Policy(())
 """Keeps all."""
 
 
-def _check(pattern: str) -> None:
-    parts = pattern.split("/")
-    wrong = any(part in ("", ".", "..") for part in parts) or "\0" in pattern or len(pattern) > _MOST_PATTERN
-    misplaced = any("**" in part and (part != "**" or 0 < at < len(parts) - 1) for at, part in enumerate(parts))
-    if wrong or misplaced or pattern in ("**", "~"):
-        raise InvalidRequest(
-            f"scrub: {pattern!r} is no pattern of paths",
-            field="scrub",
-            hint="a path from the root without a slash in front, such as `srv/cache/*`; `**` only first or last",
-        )
+def policy_of(rules: ScrubRules) -> Policy:
+    """The rules above with these changes. Raises `InvalidRequest`."""
+    return Policy().without(*rules.keep).adding(*rules.also)
 
 
 @functools.lru_cache(maxsize=256)
@@ -184,12 +177,21 @@ def _expression(pattern: str) -> bytes:
 
 
 def _name(part: str) -> bytes:
-    return b"".join(_piece(piece) for piece in _PART.findall(part))
+    """Between stars the first place that fits is as good as any: without that, a few stars could take for ever."""
+    fixed = [b""]
+    for piece in _PART.findall(part):
+        if piece == "*":
+            fixed.append(b"")
+        else:
+            fixed[-1] += _piece(piece)
+    first, *middle = fixed
+    if not middle:
+        return first
+    last = middle.pop()
+    return first + b"".join(b"(?>[^/]*?" + between + b")" for between in middle) + b"[^/]*" + last
 
 
 def _piece(piece: str) -> bytes:
-    if piece == "*":
-        return b"[^/]*"
     if piece == "?":
         return b"[^/]"
     raw = piece.encode("utf-8", "surrogateescape")

@@ -18,7 +18,7 @@ from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, La
 from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
 from barchan.layers import pointers, refs
-from barchan.layers.catalog import REMEDY, Catalog, NameEntry, flock, sync, write
+from barchan.layers.catalog import REMEDY, Catalog, NameEntry, Provenance, flock, sync, write
 from barchan.names import check_name
 
 _SUPERBLOCK_AT = 1024
@@ -112,17 +112,28 @@ class LayerStore:
             if not (owner.isdigit() and Path("/proc", owner).exists()):
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def add(self, image: Path, name: str, *, source: str = "", kind: str = "") -> Layer:
+    def add(
+        self, image: Path, name: str, *, source: str = "", kind: str = "", provenance: Provenance | None = None
+    ) -> Layer:
         """Take over an image file that lies on the store's file system, under the next version of `name`."""
         check_name(name, "name")
         digest = "sha256:" + digest_of(image)
         with flock(self.root / "lock", fcntl.LOCK_SH), self.catalog.locked(name):
             path, size = self._place(image, digest)
-            entry = self.catalog.add(NameEntry(name=name, digest=digest, size=size, source=source, kind=kind))
+            made = NameEntry(name=name, digest=digest, size=size, source=source, kind=kind, provenance=provenance)
+            entry = self.catalog.add(made)
         return Layer(digest, path, size, name, entry.version, entry.reference)
 
     def add_stack(
-        self, images: Mapping[str, Path], stack: StackFile, name: str, *, source: str, kind: str, manifest: str = ""
+        self,
+        images: Mapping[str, Path],
+        stack: StackFile,
+        name: str,
+        *,
+        source: str,
+        kind: str,
+        manifest: str = "",
+        provenance: Provenance | None = None,
     ) -> NameEntry:
         """Take over the images of a stack, by digest, under the next version of `name`: of an image its reference.
 
@@ -139,7 +150,7 @@ class LayerStore:
             write(self._stacks / f"{refs.hex_of(digest)}.json", document)
             size = sum(self._path(layer).stat().st_size for layer in stack.layers)
             made = NameEntry(name=name, digest=digest, size=size, source=source, kind=kind, manifest=manifest)
-            return self.catalog.add(made)
+            return self.catalog.add(msgspec.structs.replace(made, provenance=provenance))
 
     def stack(self, digest: str) -> StackFile | None:
         """The image of that digest; None when it is of a single layer, or unknown."""
