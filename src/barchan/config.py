@@ -142,6 +142,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     registry: RegistryAccess = RegistryAccess()
     pulls: int = 2
     """Images that are fetched and converted at the same time; others wait."""
+    packs: int = 2
+    """Sandboxes whose changes are made layers at the same time; others wait."""
     sweep_seconds: float = 2.0
     """How often lifetimes are checked; they are kept within 5 s."""
     tidy_seconds: float = 120.0

@@ -13,12 +13,12 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
-from barchan.backends.base import Backend, Launch, Metered, Running
+from barchan.backends.base import Backend, Launch, Metered, Pack, Packable, Running
 from barchan.backends.container import HIGHEST_ID
 from barchan.backends.fake import FakeBackend, FakeWorld
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, SandboxUnavailable
@@ -27,6 +27,7 @@ from barchan.layers.store import LayerStore
 from barchan.mounts import DataMount
 from barchan.node.channel import GuestChannel
 from barchan.node.main import open_backend
+from barchan.packing import PackOrder
 from barchan.spec import EnvironmentRef, Limits, SandboxSpec
 from barchan.wire import guest
 from barchan.wire.frames import Frame, FrameType, decode_data, encode_credit
@@ -290,6 +291,54 @@ async def test_what_it_measures(backend: Backend) -> None:
     await backend.destroy(wanted.id)
     with pytest.raises(SandboxUnavailable):
         await backend.measure(wanted.id)
+
+
+def packing(wanted: Launch, name: str, **order: Any) -> Pack:
+    return Pack(id=wanted.id, spec=wanted.spec, key=secrets.token_hex(4), order=PackOrder(name=name, **order))
+
+
+async def test_what_it_packs_can_be_named_at_once(host: Host, backend: Backend) -> None:
+    assert backend.abilities.pack and isinstance(backend, Packable)
+    wanted = Launch(id=f"n1-{secrets.token_hex(6)}", spec=await backend.settle(SPEC))
+    running = await backend.create(wanted)
+    changes, whole = packing(wanted, "changes"), packing(wanted, "whole", whole=True)
+    assert await backend.packed(changes) is None
+    first, second = await asyncio.gather(backend.pack(changes), backend.pack(whole))
+    assert (first.reference, first.layers, second.layers) == ("changes@1", 1, 2)
+    assert first.digest == first.layer and second.digest != second.layer and first.sandbox == wanted.id
+    for environment in (EnvironmentRef(base="whole"), EnvironmentRef(base="tiny", toolkits=("changes",))):
+        made = Launch(id=f"n1-{secrets.token_hex(6)}", spec=msgspec.structs.replace(SPEC, environment=environment))
+        await backend.create(made)
+        channel, _ = await dial(backend, made.id)
+        assert (await run(channel, 1, b"echo", b"there"))[1] == b"there\n"
+        await backend.destroy(made.id)
+    await backend.close()
+    successor = host.make()
+    assert isinstance(successor, Packable) and await successor.adopt(wanted.id, running)
+    assert await successor.packed(changes) == first and await successor.packed(whole) == second
+    assert (await successor.pack(packing(wanted, "again"))).layers == 1, "it knows the layers from what it adopts"
+    await successor.destroy(wanted.id)
+    with pytest.raises(SandboxUnavailable):
+        await successor.pack(packing(wanted, "late"))
+    assert await successor.packed(changes) == first
+    await successor.close()
+
+
+async def test_a_packing_that_is_given_up_leaves_nothing(host: Host, backend: Backend) -> None:
+    assert isinstance(backend, Packable)
+    spec = msgspec.structs.replace(SPEC, labels={"fake.pack": "hang"})
+    wanted = Launch(id=f"n1-{secrets.token_hex(6)}", spec=await backend.settle(spec))
+    await backend.create(wanted)
+    task = asyncio.ensure_future(backend.pack(request := packing(wanted, "given-up")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await backend.packed(request) is None
+    with pytest.raises(EnvironmentNotFound):
+        await backend.settle(SandboxSpec(environment=EnvironmentRef(base="given-up")))
+    await backend.destroy(wanted.id)
+    assert not await backend.leftovers()
 
 
 async def test_a_data_mount_that_is_not_there_is_refused(backend: Backend) -> None:

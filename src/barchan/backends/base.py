@@ -21,6 +21,7 @@ import msgspec
 
 from barchan.environments import EnvironmentRef, Told, untold
 from barchan.locks import EnvironmentLock
+from barchan.packing import PackedLayer, PackOrder
 from barchan.pools import PoolInfo
 from barchan.spec import BackendName, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
@@ -33,6 +34,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = "full"
     stats: bool = False
     """It is `Metered`."""
+    pack: bool = False
+    """It is `Packable`."""
     notes: tuple[str, ...] = ()
 
 
@@ -52,6 +55,20 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """Start time of that process in clock ticks since boot, so that a recycled pid is recognised."""
     place: str = ""
     """Name under which the backend keeps what belongs to it, if that is not its id."""
+    handles: bytes = b""
+    """Whatever else the backend wants to be told when it adopts it."""
+
+
+class Pack(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to make a layer of what a sandbox has changed."""
+
+    id: str
+    """Of the sandbox."""
+    spec: SandboxSpec
+    """Of the sandbox, settled."""
+    key: str
+    """Of the request: `packed` finds by it what the request made."""
+    order: PackOrder
 
 
 class Usage(NamedTuple):
@@ -158,6 +175,22 @@ class Layered(Protocol):
 
         Raises `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `InvalidRequest`, `NodeStorageFull`, `CreateFailed`.
         """
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """Of a backend that can make a layer of what a sandbox has changed, while it runs."""
+
+    async def pack(self, request: Pack) -> PackedLayer:
+        """As of one moment during the call. What comes of it can be named in a spec at once. On any error, and when it is
+        cancelled, nothing is left behind.
+
+        Raises `InvalidRequest` naming a file that no layer may hold or the field that asks too much, `SandboxUnavailable` when it
+        has ended, `EnvironmentNotFound` when a layer that it was made of is gone, `NodeStorageFull`, `CreateFailed`, `LayerCorrupt`.
+        """
+
+    async def packed(self, request: Pack) -> PackedLayer | None:
+        """What the same request made before, also under another backend object and when the sandbox has ended."""
 
 
 @runtime_checkable

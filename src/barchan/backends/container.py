@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
-from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
+from barchan.backends.base import Abilities, Launch, Pack, Running, Space, Usage, Used
 from barchan.backends.container_data import check_sources
 from barchan.backends.container_make import ContainerMaker
 from barchan.backends.container_steps import Draft, Order, short_path
+from barchan.backends.packs import Packs, stack_of
 from barchan.backends.pool import Pool
 from barchan.backends.pulls import Pulls
 from barchan.config import Layout, NodeConfig
@@ -42,6 +43,7 @@ from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import Layer, LayerStore
 from barchan.locks import EnvironmentLock
+from barchan.packing import PackedLayer
 from barchan.pools import PoolInfo
 from barchan.spec import MIB, SandboxSpec
 from barchan.wire.messages import EnvironmentInfo
@@ -77,7 +79,9 @@ class ContainerBackend:
         store: LayerStore,
         mounts: LayerMounts,
     ) -> None:
-        self.abilities = Abilities(backend="container", kernel=report.kernel, notes=report.notes(), stats=True)
+        self.abilities = Abilities(
+            backend="container", kernel=report.kernel, notes=report.notes(), stats=True, pack=True
+        )
         self._config = config
         self._ranges = ranges
         self._tree = tree
@@ -89,6 +93,7 @@ class ContainerBackend:
         """Layers of what was settled and comes to be made, by the identity of the spec."""
         self._mounts = mounts
         reduced = report.kernel == "reduced"
+        self._packs = Packs(scratch, store, mounts.root, config.packs, reduced=reduced)
         self._maker = ContainerMaker(config, ranges, tree, scratch, mounts, native=NATIVE, reduced=reduced)
         self._pool = Pool(self._maker, config.pool_most, self._pool_room)
         self._pool_bound = (0.0, 0)
@@ -96,6 +101,8 @@ class ContainerBackend:
         """Of sandboxes whose place is not named by their id."""
         self._pidfds: dict[str, int] = {}
         self._groups: dict[str, Group] = {}
+        self._stacks: dict[str, bytes] = {}
+        """Of which layers sandboxes are made (`packs.stack_of`)."""
 
     @classmethod
     def open(cls, config: NodeConfig, report: HostReport, instance: str, scratch_size: int) -> ContainerBackend:
@@ -107,6 +114,7 @@ class ContainerBackend:
         tree = GroupTree(report.cgroups, f"barchan-{instance}", without)
         tree.prepare()
         scratch = Scratch.open(layout, scratch_size, report.quota)
+        scratch.thaw()
         store = LayerStore(layout.layers)
         store.sweep()
         mounts = LayerMounts(layout.mounts, store, reduced=report.kernel == "reduced")
@@ -161,12 +169,13 @@ class ContainerBackend:
         return self._handed_out(launch.id, draft)
 
     def _handed_out(self, id: str, draft: Draft) -> Running:
-        assert draft.child is not None
+        assert draft.child is not None and draft.order is not None
         self._maker.ahead.discard(draft.name)
+        stack = self._stacks[id] = stack_of(draft.order.layers)
         self._pidfds[id] = draft.pidfd
         if draft.name != id:
             self._places[id] = draft.name
-        return Running(pid=draft.child.pid, pid_start=draft.born, place=self._places.get(id, ""))
+        return Running(pid=draft.child.pid, pid_start=draft.born, place=self._places.get(id, ""), handles=stack)
 
     def _order(self, spec: SandboxSpec) -> Order:
         known, layers = self._settled.pop(id(spec), (None, ()))
@@ -210,6 +219,7 @@ class ContainerBackend:
             return False
         self._groups[id] = group
         self._pidfds[id] = pidfd
+        self._stacks[id] = running.handles
         return True
 
     async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
@@ -290,10 +300,25 @@ class ContainerBackend:
             group = self._groups[id] = self._tree.named(place)
         return group
 
+    # --- packing
+
+    async def pack(self, request: Pack) -> PackedLayer:
+        def still() -> None:
+            if request.id not in self._pidfds:
+                raise SandboxUnavailable(f"sandbox {request.id} has ended")
+
+        still()
+        place = self._places.get(request.id, request.id)
+        return await self._packs.pack(request, place, self._stacks[request.id], still)
+
+    async def packed(self, request: Pack) -> PackedLayer | None:
+        return await self._packs.packed(request)
+
     # --- ending
 
     async def destroy(self, id: str) -> None:
         pidfd = self._pidfds.pop(id, -1)
+        self._stacks.pop(id, None)
         if pidfd >= 0:
             await self._maker.end(pidfd, self._places.get(id, id))
         group = self._groups.pop(id, None)
@@ -326,6 +351,7 @@ class ContainerBackend:
 
     async def close(self) -> None:
         await self._pulls.close()
+        await self._packs.close()
         await self._pool.close()
         for group in self._groups.values():
             group.close()

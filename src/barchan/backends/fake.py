@@ -7,6 +7,8 @@ in a shell session also `cd DIR` and `pwd`. Labels of the spec script what goes 
     fake.create = fail:PHASE     creation fails in that phase
     fake.create = hang           creation does not end until the sandbox is destroyed
     fake.guest  = rude           the guest breaks the protocol at the first command
+    fake.pack   = fail:PHASE     packing fails in that phase
+    fake.pack   = hang           packing does not end until the sandbox is destroyed
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from barchan.backends.base import Abilities, Launch, Running, Space, Usage, Used
+from barchan.backends.base import Abilities, Launch, Pack, Running, Space, Usage, Used
 from barchan.backends.fake_commands import Command, Line, Session
 from barchan.environments import PullProgress, Told, untold
 from barchan.errors import (
@@ -33,8 +35,9 @@ from barchan.errors import (
 from barchan.image_refs import is_image
 from barchan.images import NO_CONFIG, renamed, settled
 from barchan.locks import EnvironmentLock, LockedImage
+from barchan.packing import PackedLayer
 from barchan.pools import PoolInfo
-from barchan.spec import GIB, MIB, EnvironmentRef, SandboxSpec
+from barchan.spec import GIB, MIB, EnvironmentRef, SandboxId, SandboxSpec
 from barchan.wire.frames import (
     STDERR,
     STDIN,
@@ -220,6 +223,9 @@ class FakeWorld:
         self.pids: dict[str, int] = {}
         self.half_made: set[str] = set()
         self.usage: dict[str, Usage] = {}
+        self.labels: dict[str, dict[str, str]] = {}
+        self.packed: dict[tuple[str, str], PackedLayer] = {}
+        """By sandbox and key."""
         self._next = itertools.count(1000)
 
     def pid(self) -> int:
@@ -229,8 +235,9 @@ class FakeWorld:
 class FakeBackend:
     """See `base.Backend`."""
 
-    def __init__(self, world: FakeWorld, *, stats: bool = True) -> None:
-        self.abilities = Abilities(backend="container", notes=("scripted: nothing really runs",), stats=stats)
+    def __init__(self, world: FakeWorld, *, stats: bool = True, pack: bool = True) -> None:
+        notes = ("scripted: nothing really runs",)
+        self.abilities = Abilities(backend="container", notes=notes, stats=stats, pack=pack)
         self.world = world
         self._watchers: dict[str, Callable[[str], None]] = {}
         self._hanging: dict[str, asyncio.Event] = {}
@@ -291,6 +298,7 @@ class FakeBackend:
                 raise CreateFailed("as scripted", phase=script.removeprefix("fail:"))
             self.world.guests[launch.id] = FakeGuest(rude=launch.spec.labels.get("fake.guest") == "rude")
             self.world.pids[launch.id] = self.world.pid()
+            self.world.labels[launch.id] = launch.spec.labels
         finally:
             self.world.half_made.discard(launch.id)
         return Running(pid=self.world.pids[launch.id], pid_start=1)
@@ -325,6 +333,33 @@ class FakeBackend:
         if id not in self.world.guests:
             raise SandboxUnavailable(f"sandbox {id} ended while it was measured")
         return Used(MIB, 2 * MIB, 0.25, 0.5, 3, 1, 4 * MIB, *self.usage(id))
+
+    async def pack(self, request: Pack) -> PackedLayer:
+        world, id, name = self.world, request.id, request.order.name
+        script = world.labels.get(id, {}).get("fake.pack", "")
+        if script == "hang":
+            await self._hanging.setdefault(id, asyncio.Event()).wait()
+        if id not in world.guests:
+            raise SandboxUnavailable(f"sandbox {id} has ended")
+        if script.startswith("fail:"):
+            raise CreateFailed("as scripted", phase=script.removeprefix("fail:"))
+        if name not in world.environments:
+            world.environments += (name,)
+        layer, whole = (f"sha256:{hashlib.sha256((part + name).encode()).hexdigest()}" for part in ("", "whole "))
+        packed = PackedLayer(
+            name=name,
+            version=1,
+            reference=name + VERSION,
+            digest=whole if request.order.whole else layer,
+            layer=layer,
+            layers=len(request.spec.environment.names()) + 1 if request.order.whole else 1,
+            sandbox=SandboxId(id),
+            size=4096,
+        )
+        return world.packed.setdefault((id, request.key), packed)
+
+    async def packed(self, request: Pack) -> PackedLayer | None:
+        return self.world.packed.get((request.id, request.key))
 
     def space(self) -> Space:
         return Space(64 * GIB, 32 * GIB)

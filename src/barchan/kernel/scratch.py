@@ -152,7 +152,7 @@ class Scratch:
     def frozen(self, sandbox: str) -> Iterator[tuple[Path, Path]]:
         """The directory `u` of the tree as it is now, read-only, and an empty directory beside it that can share its blocks.
 
-        Writers wait for milliseconds. Both go at the end, or at the next `frozen` of the sandbox if the process was killed.
+        Writers wait for milliseconds. Both go at the end, or with `thaw` if the process was killed. One at a time of a sandbox.
         """
         taken, stage = f"{FROZEN}{sandbox}", f"{FROZEN}{sandbox}.stage"
         with ExitStack() as undo:
@@ -171,6 +171,12 @@ class Scratch:
             # As what it shares blocks with: the kernel refuses to mix the two kinds of files.
             btrfs.write_in_place(fd)
             os.mkdir("tree", 0o755, dir_fd=fd)
+
+    def thaw(self) -> None:
+        """Remove what killed processes left frozen."""
+        with _typed("scratch"):
+            for name in [name for name in self._all() if name.startswith(FROZEN)]:
+                self.drop(name)
 
     def drop(self, sandbox: str) -> None:
         """Remove the tree; its space comes back a little later (see `sync`). Idempotent."""

@@ -247,4 +247,5 @@ def _made(running: Running, began: float) -> Made:
         cgroup=running.place,
         boot=processes.boot_id(),
         ready_ms=(time.perf_counter() - began) * 1000,
+        handles=running.handles,
     )

@@ -44,7 +44,7 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     ready_ms: float = 0.0
     handles: bytes = b""
-    """Whatever the node needs to recover or remove it."""
+    """`Running.handles`."""
 
 
 class Made(TypedDict):
@@ -55,9 +55,10 @@ class Made(TypedDict):
     cgroup: str
     boot: str
     ready_ms: float
+    handles: bytes
 
 
-NOT_MADE = Made(pid=0, pid_start=0, cgroup="", boot="", ready_ms=0.0)
+NOT_MADE = Made(pid=0, pid_start=0, cgroup="", boot="", ready_ms=0.0, handles=b"")
 
 
 class Fields(TypedDict, total=False):
