@@ -61,8 +61,10 @@ if TYPE_CHECKING:
         UserNotFound,
         WrongVersion,
     )
+    from barchan.images import ImageConfig
     from barchan.locks import EnvironmentLock
     from barchan.mounts import DataMount
+    from barchan.packing import PackedLayer, ScrubRules
     from barchan.sdk import (
         Batch,
         Client,
@@ -119,6 +121,7 @@ __all__ = [
     "FileNotDirectory",
     "FileStat",
     "Files",
+    "ImageConfig",
     "ImageDenied",
     "ImageNotFound",
     "InternalError",
@@ -135,6 +138,7 @@ __all__ = [
     "NodeUnavailable",
     "NotSupported",
     "OutcomeUnknown",
+    "PackedLayer",
     "PlatformError",
     "Process",
     "ProcessInfo",
@@ -155,6 +159,7 @@ __all__ = [
     "SandboxStats",
     "SandboxStopped",
     "SandboxUnavailable",
+    "ScrubRules",
     "Shell",
     "ShellBusy",
     "ShellEnded",
@@ -167,7 +172,16 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = ("barchan.errors", "barchan.spec", "barchan.environments", "barchan.locks", "barchan.usage", "barchan.sdk")
+_HOMES = (
+    "barchan.errors",
+    "barchan.spec",
+    "barchan.environments",
+    "barchan.images",
+    "barchan.locks",
+    "barchan.packing",
+    "barchan.usage",
+    "barchan.sdk",
+)
 
 
 def __getattr__(name: str) -> Any:

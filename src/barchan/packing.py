@@ -42,7 +42,6 @@ class PackedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: str
     version: int
-    """The same as before when the content is the same."""
     reference: str
     """`name@version`: always means this."""
     digest: str
@@ -52,7 +51,6 @@ class PackedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     layers: int
     """How many the name stands for."""
     sandbox: SandboxId
-    """Of whose changes."""
     size: int
     """Bytes that the layer of the changes takes in the store."""
     content: int = 0

@@ -62,8 +62,10 @@ if TYPE_CHECKING:
         UserNotFound,
         WrongVersion,
     )
+    from barchan.images import ImageConfig
     from barchan.locks import EnvironmentLock
     from barchan.mounts import DataMount
+    from barchan.packing import PackedLayer, ScrubRules
     from barchan.sdk._sync import (
         Batch,
         Client,
@@ -120,6 +122,7 @@ __all__ = [
     "FileNotDirectory",
     "FileStat",
     "Files",
+    "ImageConfig",
     "ImageDenied",
     "ImageNotFound",
     "InternalError",
@@ -136,6 +139,7 @@ __all__ = [
     "NodeUnavailable",
     "NotSupported",
     "OutcomeUnknown",
+    "PackedLayer",
     "PlatformError",
     "Process",
     "ProcessInfo",
@@ -156,6 +160,7 @@ __all__ = [
     "SandboxStats",
     "SandboxStopped",
     "SandboxUnavailable",
+    "ScrubRules",
     "Shell",
     "ShellBusy",
     "ShellEnded",
@@ -172,7 +177,9 @@ _HOMES = (
     "barchan.errors",
     "barchan.spec",
     "barchan.environments",
+    "barchan.images",
     "barchan.locks",
+    "barchan.packing",
     "barchan.usage",
     "barchan.sdk._sync",
 )

@@ -34,6 +34,7 @@ from barchan.errors import (
     tree,
 )
 from barchan.locks import EnvironmentLock, LockedImage
+from barchan.packing import PackedLayer, PackOrder
 from barchan.spec import (
     Exec,
     ExecId,
@@ -136,6 +137,7 @@ class FakeNode:
         """Environments that it does not know."""
         self.create_gate: asyncio.Event | None = None
         self.sandboxes: dict[str, SandboxInfo] = {}
+        self.packed: dict[tuple[str, str], PackOrder] = {}
         self.keys: dict[str, tuple[Any, str]] = {}
         self.commands: dict[str, dict[str, Command]] = {}
         self.files: dict[bytes, bytes] = {}
@@ -276,6 +278,16 @@ class FakeNode:
         return SandboxStats(
             id=info.id, since=info.created, at=time.time(), memory=4096, memory_peak=None,
             cpu_user=0.5, cpu_system=0.25, pids=2, processes=1, disk=8192,
+        )  # fmt: skip
+
+    async def _sandbox_pack_diff(self, call: Incoming, request: m.PackDiff) -> PackedLayer:
+        order, info = request.order, self.sandboxes[request.sandbox]
+        known = self.packed.setdefault((request.sandbox, request.key), order)
+        if known != order:
+            raise Conflict("the key was used for another order", field="key")
+        return PackedLayer(
+            name=order.name, version=1, reference=f"{order.name}@1", digest="sha256:" + "a" * 64, layer="sha256:" + "b" * 64,
+            layers=2 if order.whole else 1, sandbox=info.id, size=4096, left_out={"logs": 2},
         )  # fmt: skip
 
     async def _sandbox_stop(self, call: Incoming, request: m.StopSandbox) -> SandboxInfo:

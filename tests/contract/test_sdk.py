@@ -43,6 +43,8 @@ from barchan.errors import (
     Unauthenticated,
     tree,
 )
+from barchan.images import ImageConfig
+from barchan.packing import ScrubRules
 from barchan.sdk import Client, Sandbox
 from barchan.sdk._address import find_address
 from barchan.spec import EnvironmentRef, Limits, NetworkRules
@@ -1245,3 +1247,41 @@ async def test_devices_are_skipped_and_reported(sandbox: Sandbox, node: FakeNode
 async def test_results_are_plain_values(sandbox: Sandbox) -> None:
     result = await sandbox.run("echo x")
     assert msgspec.json.decode(msgspec.json.encode(result))["exit_code"] == 0
+
+
+# packing
+
+
+async def test_what_is_packed_is_asked_for_once(client: Client, node: FakeNode) -> None:
+    sandbox = await client.create("debian-12")
+    fail(node, "sandbox_pack_diff", faults.loses_the_link, times=1)
+    rules = ScrubRules(also=("srv/*",), keep=("caches",))
+    packed = await sandbox.pack_diff("made", whole=True, scrub=rules, config=ImageConfig(user="ann"))
+    assert (packed.reference, packed.layers, packed.sandbox) == ("made@1", 2, sandbox.id)
+    sent = [call for call in node.calls if isinstance(call, m.PackDiff)]
+    assert len(sent) == 2 and sent[0] == sent[1], "again with the same key"
+    assert (sent[0].order.scrub, sent[0].order.config) == (rules, ImageConfig(user="ann"))
+    assert await sandbox.pack_diff("made", key="k") == await sandbox.pack_diff("made", key="k")
+    with pytest.raises(Conflict):
+        await sandbox.pack_diff("other", key="k")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"name": "Made"}, "name"),
+        ({"name": 5}, "name"),
+        ({"scrub": ScrubRules(also=("/etc",))}, "scrub.also"),
+        ({"scrub": ScrubRules(keep=("logz",))}, "scrub.keep"),  # type: ignore[arg-type]
+        ({"scrub": ("x",)}, "scrub"),
+        ({"config": ImageConfig()}, "config"),
+        ({"whole": True, "config": ImageConfig(workdir="srv")}, "config.workdir"),
+        ({"key": "a b"}, "key"),
+    ],
+)
+async def test_wrong_packings_are_named(client: Client, node: FakeNode, options: dict[str, Any], field: str) -> None:
+    sandbox = await client.create("debian-12")
+    with pytest.raises(InvalidRequest) as refused:
+        await sandbox.pack_diff(**{"name": "made", **options})
+    assert refused.value.field == field
+    assert not [call for call in node.calls if isinstance(call, m.PackDiff)]

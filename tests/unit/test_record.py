@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barchan.errors import InvalidRequest, LogCorrupt
+from barchan.packing import PackedLayer, PackOrder, ScrubRules
 from barchan.spec import EnvironmentRef, Exec, ExecId, ExecResult, SandboxSpec
 from barchan.trajectory import record as r
 
@@ -20,6 +21,18 @@ EXEC = st.builds(
     argv=st.lists(BYTES, min_size=1, max_size=4).map(tuple),
     env=st.dictionaries(BYTES, BYTES, max_size=3),
     timeout=st.none() | st.floats(0.1, 1e6),
+)
+SCRUB = st.builds(ScrubRules, also=st.lists(TEXT, max_size=3).map(tuple))
+PACKED = st.builds(
+    PackedLayer,
+    name=TEXT,
+    version=COUNT,
+    reference=TEXT,
+    digest=TEXT,
+    layer=TEXT,
+    layers=COUNT,
+    sandbox=TEXT,
+    size=COUNT,
 )
 BODIES: dict[int, st.SearchStrategy[r.Body]] = {
     r.Kind.CREATE: st.builds(r.Created, st.just(SandboxSpec(environment=EnvironmentRef(base="debian")))),
@@ -35,6 +48,8 @@ BODIES: dict[int, st.SearchStrategy[r.Body]] = {
     r.Kind.FILE: st.builds(r.FileBegun, TEXT, BYTES, TEXT),
     r.Kind.STOP: st.builds(r.Stopped, TEXT),
     r.Kind.EVENT: st.builds(r.Event, TEXT, BYTES),
+    r.Kind.PACK: st.builds(r.PackBegun, BYTES, st.builds(PackOrder, name=TEXT, whole=st.booleans(), scrub=SCRUB)),
+    r.Kind.PACK_END: st.builds(r.PackEnded, st.none() | PACKED, TEXT),
     r.Kind.FILE_END: st.builds(r.FileEnded, COUNT, BYTES, TEXT),
 }
 POSITION = st.builds(r.Position, COUNT, COUNT)

@@ -28,10 +28,11 @@ from barchan.errors import (
 )
 from barchan.node import recorder as recorder_module
 from barchan.node.recorder import Recorder
-from barchan.spec import EnvironmentRef, Exec, ExecId, ExecResult, SandboxSpec, Terminal
+from barchan.packing import PackedLayer, PackOrder
+from barchan.spec import EnvironmentRef, Exec, ExecId, ExecResult, SandboxId, SandboxSpec, Terminal
 from barchan.trajectory.index import Index
 from barchan.trajectory.log import Log
-from barchan.trajectory.record import Event, Kind, Output, Record
+from barchan.trajectory.record import Event, Kind, Output, PackBegun, PackEnded, Position, Record
 from tests.disks import small_disk
 
 SPEC = SandboxSpec(environment=EnvironmentRef(base="debian"), secrets={"TOKEN": "hunter2-spec"})
@@ -41,6 +42,12 @@ ROOT = Path(__file__).parents[2]
 
 def config_of(data: Path, **changes: int) -> NodeConfig:
     return NodeConfig(layout=Layout(data), name="n1", **changes)  # type: ignore[arg-type]
+
+
+ORDER = PackOrder(name="made")
+PACKED = PackedLayer(
+    name="made", version=1, reference="made@1", digest="d", layer="d", layers=1, sandbox=SandboxId("s"), size=1
+)
 
 
 async def open_at(data: Path, *live: str, **changes: int) -> Recorder:
@@ -559,3 +566,50 @@ async def test_a_stop_is_recorded_once(tmp_path: Path) -> None:
     async with await open_at(tmp_path, "s") as recorder:
         assert await recorder.stop("s", "once more") == first
         assert [record.kind for record in await history(recorder, "s")] == [Kind.CREATE, Kind.STOP]
+
+
+async def test_a_packing_is_known_by_its_key(recorder: Recorder, tmp_path: Path) -> None:
+    assert await recorder.begin_pack("s", "k", ORDER) == (False, None)
+    with pytest.raises(Conflict):
+        await recorder.begin_pack("s", "k", PackOrder(name="other"))
+    assert await recorder.begin_pack("s", "k", ORDER) == (True, None), "as after an agent was killed"
+    await recorder.end_pack("s", "k", PACKED)
+    await recorder.end_pack("s", "k", None, "too_late")
+    assert await recorder.begin_pack("s", "k", ORDER) == (True, PACKED)
+    await recorder.begin_exec("s", "k", RUN)
+    await recorder.end_exec("s", "k", result_of("k"))
+    await recorder.close()
+    async with await open_at(tmp_path, "s") as again:
+        assert await again.begin_pack("s", "k", ORDER) == (True, PACKED)
+        with pytest.raises(Conflict):
+            await again.begin_pack("s", "k", PackOrder(name="made", whole=True))
+
+
+async def test_a_packing_that_failed_may_be_tried_again(recorder: Recorder, tmp_path: Path) -> None:
+    await recorder.begin_pack("s", "k", ORDER)
+    await recorder.end_pack("s", "k", None, "node_storage_full")
+    assert await recorder.begin_pack("s", "k", PackOrder(name="other")) == (False, None)
+    await recorder.stop("s", "stopped")
+    await recorder.end_pack("s", "k", PACKED)
+    recorder.forget("s")
+    await recorder.end_pack("s", "k", PACKED)
+    kinds = [record.kind async for record in recorder.history("s")]
+    assert kinds == [Kind.CREATE, Kind.PACK, Kind.PACK_END, Kind.PACK, Kind.STOP], "nothing follows the end"
+    with pytest.raises(SandboxNotFound):
+        await recorder.begin_pack("s", "k2", ORDER)
+
+
+async def test_packings_are_counted_and_undone_with_their_group(tmp_path: Path) -> None:
+    index = Index(["s"])
+    place = Position(1, 10)
+    begun = Record("s", 1, Kind.PACK, "k", 0, PackBegun(b"d", ORDER))
+    index.apply(place, begun)
+    assert index.count == 1 and index.packs["s"]["k"].end is None
+    index.begin()
+    index.apply(Position(1, 20), Record("s", 2, Kind.PACK_END, "k", 0, PackEnded(None, "x"), place))
+    assert index.count == 0 and not index.packs["s"]
+    index.rollback()
+    assert index.count == 1 and index.packs["s"]["k"].first == place
+    index.begin()
+    index.forget("s")
+    assert index.count == 0 and not index.packs

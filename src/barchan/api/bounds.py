@@ -10,8 +10,10 @@ from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, 
 from barchan.api.values import MAX_OUTPUT, ExecBody, Renewal, SignalBody
 from barchan.control.checks import ID
 from barchan.image_refs import PATTERN
+from barchan.images import ImageConfig
 from barchan.mounts import MOST_MOUNTS, MOST_TARGET, DataMount
 from barchan.names import NAME, REF
+from barchan.packing import MOST_PATTERN, MOST_PATTERNS, PackOrder, ScrubRules
 from barchan.ranges import LIMITS
 from barchan.spec import HOST, MOST_TIMEOUT, EnvironmentRef, Limits, SandboxSpec
 from barchan.wire.messages import MOST_AT_ONCE, PAGE
@@ -38,6 +40,9 @@ _VARIABLES = {
 _REF_PATTERN = f"{PATTERN}|(?!.*\\.\\.)(?:{REF.pattern})"
 _REF = {"type": "string", **_whole(_REF_PATTERN)}
 _TARGET = r"^(?!/(?:proc|sys|dev)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)+$"
+_PART = r"(?!\.{1,2}(?:/|$))(?:(?!\*\*)[^/\u0000])+"
+_PATHS = rf"^(?!(?:\*\*|~)$)(?:\*\*/)?(?:{_PART}/)*(?:{_PART}|\*\*)$"
+"""Patterns of paths, of the scrub rules."""
 _PAGE = {"limit": {"minimum": 1, "maximum": PAGE}}
 _FILE = {"path": {"pattern": "^[^\\u0000]+$"}, "user": {"pattern": "^[^\\u0000]+$"}}
 
@@ -66,6 +71,17 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "idle_timeout": _SECONDS,
         "lifetime": _SECONDS,
         "mounts": {"maxItems": MOST_MOUNTS},
+    },
+    PackOrder: {"name": _name(NAME.pattern)},
+    ScrubRules: {
+        "also": {"maxItems": MOST_PATTERNS, "items": {"type": "string", "pattern": _PATHS, "maxLength": MOST_PATTERN}},
+    },
+    ImageConfig: {
+        "env": _VARIABLES,
+        "user": _NO_NUL,
+        "workdir": {"pattern": "^(?:/[^\\u0000]*)?$"},
+        "entrypoint": {"items": {"type": "string", **_NO_NUL}},
+        "command": {"items": {"type": "string", **_NO_NUL}},
     },
     Renewal: {"idle_timeout": _CHANGED_SECONDS, "lifetime": _CHANGED_SECONDS},
     SignalBody: {"signal": {"minimum": 1, "maximum": 64}},
@@ -96,6 +112,12 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
 }
 
 WHOLE: dict[type[msgspec.Struct], Schema] = {
+    PackOrder: {
+        "anyOf": [
+            {"properties": {"config": {"type": "null"}}},
+            {"required": ["whole"], "properties": {"whole": {"const": True}}},
+        ],
+    },
     ExecBody: {
         "oneOf": [
             {"required": ["argv"], "properties": {"argv": {"type": "array"}, "cmd": {"type": "null"}}},

@@ -40,6 +40,7 @@ from barchan.errors import (
     tree,
 )
 from barchan.locks import EnvironmentLock
+from barchan.packing import PackedLayer, PackOrder
 from barchan.spec import EnvironmentRef, NodeInfo, SandboxInfo, SandboxSpec
 from barchan.usage import SandboxStats
 from barchan.wire.messages import Created, EnvironmentInfo
@@ -77,6 +78,7 @@ _FILE = (*_SANDBOX, FileFailure, UserNotFound, SandboxDiskFull)
 _NAMES = (EnvironmentNotFound, LockMismatch, ImageNotFound, ImageDenied)
 _CREATE = (*_NODES, *_NAMES, Conflict, NotSupported, NodeError, SandboxStopped, SandboxUnavailable)
 _EXEC = (*_SANDBOX, Conflict, UserNotFound, SandboxLogFull)
+_PACK = (*_SANDBOX, Conflict, EnvironmentNotFound, NodeError, SandboxDiskFull, SandboxLogFull)
 
 
 def errors_of(route: Route) -> tuple[type[BarchanError], ...]:
@@ -129,6 +131,17 @@ ROUTES: tuple[Route, ...] = (
         body=Renewal,
         answer=SandboxInfo,
         fails=_SANDBOX,
+    ),
+    Route(
+        "POST",
+        f"{_ONE}/pack",
+        sandboxes.pack,
+        "Make a layer, or with `whole` an image, of what a running sandbox has changed",
+        body=PackOrder,
+        answer=PackedLayer,
+        key=True,
+        status=201,
+        fails=_PACK,
     ),
     Route(
         "POST",

@@ -12,6 +12,7 @@ from barchan.api.reply import body_of, json_reply, key_of
 from barchan.api.state import DISPATCH
 from barchan.api.values import Renewal
 from barchan.errors import InvalidRequest
+from barchan.packing import PackOrder
 from barchan.spec import SandboxSpec
 from barchan.wire.ids import new_id
 from barchan.wire.messages import (
@@ -19,6 +20,7 @@ from barchan.wire.messages import (
     GetSandbox,
     GetStats,
     ListSandboxes,
+    PackDiff,
     RenewSandbox,
     Request,
     StopSandbox,
@@ -66,6 +68,12 @@ def _label(text: str) -> tuple[str, str]:
 
 async def stats(request: web.Request) -> web.StreamResponse:
     return await _relay(request, GetStats(sandbox=request.match_info["sandbox"]))
+
+
+async def pack(request: web.Request) -> web.StreamResponse:
+    order, key = await body_of(request, PackOrder), key_of(request)
+    message = PackDiff(sandbox=request.match_info["sandbox"], order=order, key=new_id() if key is None else key)
+    return await _relay(request, message, 201)
 
 
 async def get(request: web.Request) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from barchan.environments import check_environment
 from barchan.errors import InvalidRequest
 from barchan.image_refs import parse_image
 from barchan.names import check_name, check_ref
+from barchan.packing import check_order
 from barchan.spec import check_exec, check_spec, check_terminal, check_user
 from barchan.wire.messages import (
     MOST_AT_ONCE,
@@ -22,6 +23,7 @@ from barchan.wire.messages import (
     ListSandboxes,
     LockEnvironment,
     OfFile,
+    PackDiff,
     PullImage,
     RenameFile,
     Request,
@@ -65,6 +67,9 @@ def check_request(request: Request) -> None:
             raise InvalidRequest(f"{field}: {value} is out of range", field=field, hint=f"{least:g} to {most:g}")
     if isinstance(request, CreateSandbox):
         check_spec(request.spec)
+        check_id(request.key, "key")
+    elif isinstance(request, PackDiff):
+        check_order(request.order)
         check_id(request.key, "key")
     elif isinstance(request, (CreateMany, CancelMany)):
         _check_many(request)

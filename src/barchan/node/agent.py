@@ -36,6 +36,7 @@ from barchan.node.execution import Execution
 from barchan.node.info import describe
 from barchan.node.listing import page, wants_ended
 from barchan.node.machine import Event, advance
+from barchan.node.packing import Packing
 from barchan.node.past import gone
 from barchan.node.recorder import CLOCK_SLACK, Recorder
 from barchan.node.registry import Registry, SandboxRow
@@ -72,6 +73,7 @@ class Agent:
         self.sandboxes: dict[str, LiveSandbox] = {}
         self.creation = Creation(self)
         self.waiting = Waiting(config.name)
+        self.packing = Packing(self)
         self._ending: dict[str, asyncio.Task[SandboxInfo]] = {}
         self._going: dict[str, tuple[SandboxState, str]] = {}
         """What the registry is about to say of those that end: state and reason."""

@@ -10,11 +10,12 @@ from typing import cast
 from barchan.errors import ExecNotFound
 from barchan.node.info import beginning
 from barchan.node.past import Past
+from barchan.packing import PackedLayer
 from barchan.spec import Exec, ExecId, ExecInfo, ExecResult
 from barchan.trajectory import walk
 from barchan.trajectory.index import Change, ExecState, Rebuilt
 from barchan.trajectory.log import Log
-from barchan.trajectory.record import ExecBegun, ExecEnded, Position, Record
+from barchan.trajectory.record import ExecBegun, ExecEnded, PackEnded, Position, Record
 
 _PIECES, _RECORDS = 8, 32
 """Read per hop to a thread."""
@@ -120,6 +121,9 @@ class Recorded:
 
     def _read_request(self, state: ExecState) -> Exec:
         return cast(ExecBegun, self._log.read(state.first).body).request
+
+    def _read_packed(self, position: Position) -> PackedLayer | None:
+        return cast(PackEnded, self._log.read(position).body).packed
 
     def _read_result(self, position: Position) -> ExecResult:
         return cast(ExecEnded, self._log.read(position).body).result

@@ -29,6 +29,7 @@ from barchan.errors import (
 from barchan.node.journal import Journal, LogLimits
 from barchan.node.recorded import Recorded
 from barchan.node.writer import Job
+from barchan.packing import PackedLayer, PackOrder
 from barchan.sizes import size
 from barchan.spec import Exec, ExecResult, SandboxSpec, Terminal
 from barchan.trajectory.index import ExecState, Index
@@ -45,6 +46,8 @@ from barchan.trajectory.record import (
     InputEnd,
     Kind,
     Output,
+    PackBegun,
+    PackEnded,
     Position,
     Resize,
     Signal,
@@ -66,6 +69,13 @@ class Begun(NamedTuple):
     """The guest's operation id."""
     fresh: bool
     """False when this id with the same request is known: it must not be started again."""
+
+
+class PackIntent(NamedTuple):
+    repeated: bool
+    """An earlier agent had begun the same, and may have come to its end."""
+    packed: PackedLayer | None
+    """What came of it, if that is recorded."""
 
 
 class Recorder(Recorded):
@@ -136,10 +146,7 @@ class Recorder(Recorded):
             if known := self._execs(sandbox).get(exec_id):
                 return _repeated(known, body.digest)
             self._check_log(sandbox)
-            if self._index.count >= MAX_EXECS:
-                raise AdmissionRefused(
-                    f"this node holds {MAX_EXECS} commands", hint="stop sandboxes with long histories"
-                )
+            self._check_count()
             return Begun(self._journal.put(sandbox, Kind.EXEC_BEGIN, exec_id, body, None), True)
 
         def done(begun: Begun) -> None:
@@ -271,6 +278,37 @@ class Recorder(Recorded):
 
         await self._journal.submit(Job(run))
 
+    async def begin_pack(self, sandbox: str, key: str, order: PackOrder) -> PackIntent:
+        """Record the intent to pack, unless this was done already. One that failed may be begun again under its key.
+
+        Raises `Conflict` when the key stands for another request, else as `begin_exec`.
+        """
+        body = PackBegun(self.redactor.digest(order), order)
+
+        def run() -> tuple[bool, Position | None]:
+            self._execs(sandbox)
+            known = self._index.packs[sandbox].get(key)
+            if known is not None and known.digest != body.digest:
+                raise Conflict(f"key {key} was used for a different request", hint="use a new key", field="key")
+            if known is None or known.end is None:
+                self._check_log(sandbox)
+                self._check_count()
+                self._journal.put(sandbox, Kind.PACK, key, body, None)
+            return known is not None, known.end if known is not None else None
+
+        repeated, end = cast("tuple[bool, Position | None]", await self._journal.submit(Job(run)))
+        return PackIntent(repeated, await asyncio.to_thread(self._read_packed, end) if end is not None else None)
+
+    async def end_pack(self, sandbox: str, key: str, packed: PackedLayer | None, error: str = "") -> None:
+        """How it ended; durable when it made a layer. Ignored once the sandbox has ended."""
+
+        def run() -> None:
+            state = self._index.packs.get(sandbox, {}).get(key)
+            if state is not None and state.end is None and not self._index.sandboxes[sandbox].stopped:
+                self._journal.put(sandbox, Kind.PACK_END, key, PackEnded(packed, error), state.first)
+
+        await self._journal.submit(Job(run, durable=packed is not None))
+
     def forget(self, sandbox: str) -> None:
         """After its stop: nothing more can be recorded, and its segments may be removed when space is needed."""
         self._journal.submit(Job(lambda: self._journal.forget(sandbox)))
@@ -291,6 +329,10 @@ class Recorder(Recorded):
                 f"sandbox {sandbox} has {size(self._sandbox_log)} on record, the most that one may have (sandbox_log)",
                 hint="go on in a new one, and set output_limit for commands that write much",
             )
+
+    def _check_count(self) -> None:
+        if self._index.count >= MAX_EXECS:
+            raise AdmissionRefused(f"this node holds {MAX_EXECS} commands", hint="stop sandboxes with long histories")
 
     def _execs(self, sandbox: str) -> dict[str, ExecState]:
         try:

@@ -69,6 +69,8 @@ class LiveSandbox:
         self._shells = Shells(id, recorder, self._executions)
         self._starting: dict[str, float] = {}
         self._operations: set[Operation] = set()
+        self.packings = 0
+        """Of its changes, under way."""
         self.known: asyncio.Future[None] | None = None
         """Its claim, if it may not be on disk yet: a result is worth nothing without it."""
         self._unused: Usage | None = None
@@ -189,8 +191,10 @@ class LiveSandbox:
 
     @property
     def busy(self) -> bool:
-        """Whether a caller is attached to a command or a file operation is under way. A shell session alone is neither."""
-        return bool(self._operations) or any(e.attached for e in self._executions.values() if e.id not in self._shells)
+        """Whether a caller is attached to a command, or something else is under way. A shell session alone is neither."""
+        return bool(self._operations or self.packings) or any(
+            e.attached for e in self._executions.values() if e.id not in self._shells
+        )
 
     # --- commands
 

@@ -121,6 +121,7 @@ class Server:
             m.AbandonCreate: self._abandon,
             m.StopSandbox: self._stop,
             m.GetStats: self._stats,
+            m.PackDiff: lambda r, c: self._agent.packing.pack(r, c),
             m.RenewSandbox: lambda r, c: self._agent.renew(r),
             m.SignalExec: self._signal,
             m.ResizeExec: self._resize,

@@ -7,6 +7,8 @@ import os
 from typing import Self
 
 from barchan.errors import BarchanError
+from barchan.images import ImageConfig
+from barchan.packing import PackedLayer, PackOrder, ScrubRules, check_order
 from barchan.sdk import _compat
 from barchan.sdk._connection import Connection
 from barchan.sdk._exec import Input, run_exec
@@ -19,12 +21,13 @@ from barchan.sdk._terminal import TerminalProcess
 from barchan.sdk._values import Command, Text, Variables, to_argv, to_bytes, to_env, value_of
 from barchan.spec import MIB, Exec, ExecInfo, ProcessInfo, SandboxId, SandboxInfo, Terminal
 from barchan.usage import SandboxStats
-from barchan.wire.ids import new_exec_id
+from barchan.wire.ids import new_exec_id, new_id
 from barchan.wire.messages import (
     GetSandbox,
     GetStats,
     ListExecs,
     ListProcesses,
+    PackDiff,
     RenewSandbox,
     Request,
     StopSandbox,
@@ -241,6 +244,34 @@ class Sandbox:
     async def stats(self) -> SandboxStats:
         """What it uses now and has used. Does not count as use. Raises `NotSupported` where its backend does not measure."""
         return unpack(await self._ask(GetStats(sandbox=self.id), retry=True), SandboxStats)
+
+    async def pack_diff(
+        self,
+        name: str,
+        *,
+        whole: bool = False,
+        scrub: ScrubRules | None = None,
+        config: ImageConfig | None = None,
+        key: str | None = None,
+        timeout: float = 600.0,
+    ) -> PackedLayer:
+        """Make what this sandbox has changed the next version of `name`, while it runs: its programs wait for milliseconds.
+
+        The name then stands for the changes alone, to be a `workspace` or one of the `toolkits` of other sandboxes. With `whole` it stands for
+        all layers of this sandbox with the changes on top: `client.create(name)` restores it, files but no processes, with the
+        user, variables and directory of its environment, or with those of `config`. What `scrub` leaves out of it, and what by default
+        (histories, logs, caches, credentials): docs/reference/scrub-policy.md.
+
+        `key` makes it idempotent: the same key and values answer with the same layer, other values with `Conflict`. A lost connection is retried
+        with the same key. Cancelling this call leaves nothing behind.
+
+        Raises `InvalidRequest` (`field` names what is wrong; `whole` when the image would have more than 100 layers), `NodeStorageFull`,
+        `EnvironmentNotFound` (what the sandbox was made of was removed meanwhile), `NotSupported`, `CreateFailed`, `SandboxLogFull`, and `RequestTimeout` after
+        `timeout` seconds.
+        """
+        order = value_of(PackOrder, name=name, whole=whole, scrub=scrub or ScrubRules(), config=config)
+        request = PackDiff(sandbox=self.id, order=check_order(order), key=key or new_id())
+        return unpack(await self._connection.request(request, retry=True, timeout=timeout), PackedLayer)
 
     async def stop(self) -> SandboxInfo:
         """End it with everything inside. Idempotent."""

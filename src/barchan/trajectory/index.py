@@ -13,7 +13,18 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from barchan.errors import LogCorrupt
-from barchan.trajectory.record import OPERATION, ExecBegun, Input, InputEnd, Kind, Output, Position, Record
+from barchan.trajectory.record import (
+    OPERATION,
+    ExecBegun,
+    Input,
+    InputEnd,
+    Kind,
+    Output,
+    PackBegun,
+    PackEnded,
+    Position,
+    Record,
+)
 
 RECORD = 128
 """Bytes that a record takes beside its data."""
@@ -45,6 +56,16 @@ class ExecState(msgspec.Struct, frozen=True, gc=False):
         return (self.stdin, self.stdout, self.stderr)[stream]
 
 
+class PackState(msgspec.Struct, frozen=True, gc=False):
+    """A packing of a sandbox's changes that is under way, or made a layer. One that failed left nothing, and is forgotten."""
+
+    digest: bytes
+    """Of the request."""
+    first: Position
+    """Of its begin."""
+    end: Position | None = None
+
+
 class SandboxState(msgspec.Struct, frozen=True):
     """`newest` is the newest record that belongs to no operation."""
 
@@ -65,16 +86,20 @@ class Index:
         self.execs: dict[str, dict[str, ExecState]] = {name: {} for name in live}
         self.files: dict[str, dict[int, tuple[str, Position]]] = {name: {} for name in live}
         """File operations under way: by seq their key and the position of their begin."""
+        self.packs: dict[str, dict[str, PackState]] = {name: {} for name in live}
+        """By key."""
         self.count = 0
-        """Commands in it."""
+        """Commands and packings in it."""
         self._old_sandboxes: dict[str, SandboxState | None] = {}
         self._old_execs: dict[tuple[str, str], ExecState | None] = {}
         self._old_files: dict[tuple[str, int], tuple[str, Position] | None] = {}
+        self._old_packs: dict[tuple[str, str], PackState | None] = {}
 
     def begin(self) -> None:
         self._old_sandboxes.clear()
         self._old_execs.clear()
         self._old_files.clear()
+        self._old_packs.clear()
 
     def changes(self) -> list[Change]:
         """Commands that changed since `begin`, with their present state."""
@@ -86,16 +111,19 @@ class Index:
             self.count -= exec_ is None
         for (sandbox, seq), file in self._old_files.items():
             _restore(self.files[sandbox], seq, file)
+        for (sandbox, key), pack in self._old_packs.items():
+            self.count += (pack is not None) - (key in self.packs[sandbox])
+            _restore(self.packs[sandbox], key, pack)
         for sandbox, state in self._old_sandboxes.items():
             _restore(self.sandboxes, sandbox, state)
             if state is None:
-                del self.execs[sandbox], self.files[sandbox]
+                del self.execs[sandbox], self.files[sandbox], self.packs[sandbox]
         self.begin()
 
     def forget(self, sandbox: str) -> None:
         """Not undone by `rollback`; call it before `begin`."""
         if self.sandboxes.pop(sandbox, None):
-            self.count -= len(self.execs.pop(sandbox))
+            self.count -= len(self.execs.pop(sandbox)) + len(self.packs.pop(sandbox))
             del self.files[sandbox]
 
     def apply(self, position: Position, record: Record) -> None:
@@ -120,12 +148,17 @@ class Index:
         self.sandboxes[sandbox] = SandboxState()
         self.execs[sandbox] = {}
         self.files[sandbox] = {}
+        self.packs[sandbox] = {}
 
     def _apply_operation(self, position: Position, record: Record) -> None:
         if record.kind == Kind.FILE:
             self._set_file(record.sandbox, record.seq, (record.key, position))
         elif record.kind == Kind.FILE_END:
             self._end_file(record)
+        elif isinstance(record.body, PackBegun):
+            self._set_pack(record, PackState(record.body.digest, position))
+        elif isinstance(record.body, PackEnded):
+            self._end_pack(position, record, record.body)
         elif isinstance(record.body, ExecBegun):
             started = record.time_ns / 1e9
             state = ExecState(record.key, record.seq, record.body.digest, started, position, position)
@@ -153,12 +186,25 @@ class Index:
                 del files[seq]
                 return
 
+    def _set_pack(self, record: Record, state: PackState | None) -> None:
+        packs = self.packs[record.sandbox]
+        old = packs.get(record.key)
+        self._old_packs.setdefault((record.sandbox, record.key), old)
+        self.count += (state is not None) - (old is not None)
+        _restore(packs, record.key, state)
+
+    def _end_pack(self, position: Position, record: Record, body: PackEnded) -> None:
+        old = self.packs[record.sandbox].get(record.key)
+        if old is not None and old.first == record.previous:
+            self._set_pack(record, msgspec.structs.replace(old, end=position) if body.packed is not None else None)
+
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 def _restore(table: dict[K, V], key: K, old: V | None) -> None:
+    """None: it is not there."""
     if old is None:
         table.pop(key, None)
     else:

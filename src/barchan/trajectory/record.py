@@ -16,6 +16,7 @@ import msgspec
 from crc32c import crc32c
 
 from barchan.errors import InvalidRequest, LogCorrupt
+from barchan.packing import PackedLayer, PackOrder
 from barchan.spec import MIB, Exec, ExecResult, SandboxSpec
 
 MAX_PAYLOAD = 2 * MIB
@@ -60,6 +61,8 @@ class Kind(IntEnum):
     MODEL = 19
     ROLLOUT = 20
     TOMBSTONE = 21
+    PACK = 22
+    PACK_END = 23
 
 
 OPERATION = frozenset(
@@ -73,9 +76,11 @@ OPERATION = frozenset(
         Kind.EXEC_END,
         Kind.FILE,
         Kind.FILE_END,
+        Kind.PACK,
+        Kind.PACK_END,
     )
 )
-"""Kinds that belong to one command or file operation; the others belong to the sandbox as a whole."""
+"""Kinds that belong to one command, file operation or packing; the others belong to the sandbox as a whole."""
 
 
 class Position(NamedTuple):
@@ -154,6 +159,18 @@ class FileEnded(_Body, frozen=True):
     """Code of the error; empty for success."""
 
 
+class PackBegun(_Body, frozen=True):
+    digest: bytes
+    """As of `ExecBegun`."""
+    order: PackOrder
+
+
+class PackEnded(_Body, frozen=True):
+    packed: PackedLayer | None
+    error: str = ""
+    """Code of the error; empty for success."""
+
+
 class Stopped(_Body, frozen=True):
     reason: str
     failed: bool = False
@@ -182,6 +199,8 @@ Body = (
     | ExecEnded
     | FileBegun
     | FileEnded
+    | PackBegun
+    | PackEnded
     | Stopped
     | Event
     | Unread
@@ -200,6 +219,8 @@ BODIES: dict[int, type[Body]] = {
     Kind.EVENT: Event,
     Kind.FILE_END: FileEnded,
     Kind.RESIZE: Resize,
+    Kind.PACK: PackBegun,
+    Kind.PACK_END: PackEnded,
 }
 
 

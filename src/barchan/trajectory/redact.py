@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from barchan.errors import InternalError
+from barchan.packing import PackOrder
 from barchan.spec import Exec, SandboxSpec
 
 KEY_BYTES = 32
@@ -47,7 +48,7 @@ class Redactor(NamedTuple):
             spec, secrets={name: self._mark(name.encode(), value.encode()) for name, value in spec.secrets.items()}
         )
 
-    def digest(self, redacted: Exec | SandboxSpec) -> bytes:
+    def digest(self, redacted: Exec | SandboxSpec | PackOrder) -> bytes:
         """Equal for equal requests, secrets included; 32 bytes. The value's secrets are digests already.
 
         Keyed BLAKE2b: every command is digested, and OpenSSL's HMAC takes longer to set up than all else here.

@@ -1,8 +1,7 @@
 """Calls on the client and node links: operation names, their arguments and answers.
 
-A CALL frame's payload is msgpack `[operation, arguments]`; REPLY carries the answer, ERROR an `ErrorBody`. Arguments
-are strict: unknown fields are refused. Streams of a call (DATA, EOF, CREDIT frames) are described with each operation:
-0 flows from caller to sandbox, 1 and 2 from sandbox to caller.
+A CALL frame's payload is msgpack `[operation, arguments]`; REPLY carries the answer, ERROR an `ErrorBody`. Arguments are strict: unknown fields
+are refused. Streams of a call (DATA, EOF, CREDIT frames) are described with each operation: 0 flows to the sandbox, 1 and 2 to the caller.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from barchan.errors import ErrorBody, InvalidRequest, ProtocolError
+from barchan.packing import PackedLayer, PackOrder
 from barchan.spec import (
     BackendName,
     Exec,
@@ -127,7 +127,7 @@ PAGE = 100
 
 
 class ListSandboxes(Request, frozen=True, kw_only=True):
-    """In the order of their ids; those to which everything given applies."""
+    """In the order of their ids; those to which everything given applies. Times are Unix seconds."""
 
     op = "sandbox.list"
     answer = tuple[SandboxInfo, ...]
@@ -143,7 +143,6 @@ class ListSandboxes(Request, frozen=True, kw_only=True):
     prefix: str = ""
     """What the id begins with."""
     created_after: float | None = None
-    """Unix seconds."""
     created_before: float | None = None
     after: str = ""
     limit: int = PAGE
@@ -181,6 +180,15 @@ class RenewSandbox(OfSandbox, frozen=True, kw_only=True):
     answer = SandboxInfo
     idle_timeout: float | None = None
     lifetime: float | None = None
+
+
+class PackDiff(OfSandbox, frozen=True, kw_only=True):
+    """Make a layer of what the sandbox has changed, while it runs. The same key with the same order packs once."""
+
+    op = "sandbox.pack_diff"
+    answer = PackedLayer
+    order: PackOrder
+    key: str
 
 
 class StartExec(OfSandbox, frozen=True, kw_only=True):
