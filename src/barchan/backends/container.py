@@ -345,6 +345,7 @@ class ContainerBackend:
 
     def _collect(self) -> None:
         """Also unmounts what is gone: sandboxes that were made of it have clones of their own."""
+        self._store.sweep()
         collect(self._store)
         # In this order: a layer that comes and is mounted in between is in neither.
         self._mounts.close(self._mounts.mounted() - self._store.sizes().keys())

@@ -158,12 +158,15 @@ class Packs:
     async def _thaw(self, freezing: asyncio.Future[tuple[Path, Path]], frozen: contextlib.ExitStack) -> None:
         await asyncio.wait([freezing])
         await self._in_thread(frozen.close)
+        if self._scratch.scarce():  # with what the sandbox has removed meanwhile
+            self._spawn(self._in_thread(self._scratch.reclaim))
 
     async def _done(self, job: PackJob) -> PackNews:
         worker = self._idle.pop() if self._idle else None
         if worker is not None and worker.expiry is not None:
             worker.expiry.cancel()
         if worker is None or not worker.alive:
+            await self._in_thread(self._store.sweep)  # after processes that an agent which was killed took along
             worker = await Worker.start()
         try:
             news = await worker.ask(job)
