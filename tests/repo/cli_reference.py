@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 SEE = {
     "env import": "[Import an environment](../how-to/import-an-environment.md)",
     "create": "[Make many sandboxes](../how-to/many-sandboxes.md)",
+    "layer pack": "[Pack a sandbox](../how-to/pack-a-sandbox.md)",
     "shell": "[Shells and terminals](../how-to/shells-and-terminals.md)",
 }
 

@@ -1,4 +1,4 @@
-"""`barchan layer`: the content behind environments, on this host, as root."""
+"""`barchan layer`: the content behind environments, on this host, as root; and `pack`, which asks a server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from barchan.cli.env import open_store
+from barchan.cli.pack import pack_command
 from barchan.cli.session import Session, data_option, json_option
 from barchan.cli.tables import show
 from barchan.sizes import size
@@ -15,6 +16,9 @@ from barchan.sizes import size
 @click.group()
 def layer() -> None:
     """What environments are made of, and what of it nobody needs."""
+
+
+layer.add_command(pack_command)
 
 
 @layer.command("gc")
