@@ -70,7 +70,7 @@ HOMES: Rules = {
 }
 PUBLIC: Rules = {
     r"(?m)^    from barchan\.sdk import\b": "    from barchan.sdk._sync import",
-    r'"barchan\.sdk"\)': '"barchan.sdk._sync")',
+    r"\"barchan\.sdk\"(?=[,)])": '"barchan.sdk._sync"',
     r"barchan: self-hosted sandboxes for AI agents\.": "The names of `barchan`, with a client that blocks instead of being awaited.",
     r"The client library\. Import .*\.": "The client that blocks. Import its names from `barchan.sync`.",
 }
