@@ -85,7 +85,7 @@ def make_tiny(root: Path) -> Path:
     for name in ("bin", "etc", "tmp", "root", "proc", "sys", "dev"):
         (root / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", root / "bin/busybox")
-    for applet in ("sh", "true", "sleep", "cat", "dd", "yes"):
+    for applet in ("sh", "true", "sleep", "cat", "dd", "yes", "mkdir", "rm"):
         (root / "bin" / applet).symlink_to("busybox")
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
