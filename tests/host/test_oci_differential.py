@@ -64,6 +64,11 @@ START = [
 """The bottom layer of every image: most members of the layers above change something in it."""
 
 
+class Content(bytes):
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes {bytes(self[:3])!r}>"
+
+
 @st.composite
 def members(draw: st.DrawFn) -> Member:
     path, kind = draw(PATHS), draw(st.sampled_from(KINDS))
@@ -83,7 +88,7 @@ def members(draw: st.DrawFn) -> Member:
     owned["xattrs"] = draw(ATTRIBUTES)
     if kind == "folder":
         return folder(path, **owned)
-    return file(path, draw(st.binary(max_size=3)) * draw(st.sampled_from([1, 1, 5000])), **owned)
+    return file(path, Content(draw(st.binary(max_size=3)) * draw(st.sampled_from([1, 1, 5000]))), **owned)
 
 
 HISTORIES = st.lists(st.lists(members(), max_size=7), min_size=1, max_size=4)
