@@ -71,6 +71,19 @@ def test_it_reaches_the_outside_by_udp_as_the_host_and_gets_answers(world: World
         assert asking.recvfrom(16) == (b"y", (SERVER, PORT))
 
 
+def test_the_first_answer_arrives(bare: World) -> None:
+    bare.prepare()
+    receiver = bare.outside.receive(SERVER, PORT)
+    for slot in range(30):
+        box = Namespace(bare.undo)
+        asking = box.socket(SERVER, socket.SOCK_DGRAM)
+        bare.devices.attach(box.fd, slot)
+        asking.sendto(b"x", (SERVER, PORT))
+        receiver.sendto(b"y", receiver.recvfrom(16)[1])
+        asking.settimeout(1)
+        assert asking.recv(16) == b"y", f"slot {slot}: dropped by a device that did not carry yet"
+
+
 def test_its_packets_fit_the_way_out(world: World) -> None:
     assert "mtu 1400" in world.first.run("ip link show eth0")
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Self
@@ -32,6 +33,8 @@ from barchan.kernel import netns as namespaces
 from barchan.net import host, nft, rtnetlink, rules
 from barchan.net.addresses import Addressing, Link
 
+_CARRIER_SECONDS = 2.0
+_CARRIER_PAUSE = 0.0005
 _NO_VETH = "the kernel needs veth devices (CONFIG_VETH)"
 
 
@@ -61,7 +64,7 @@ class Devices:
 
     def _prepare(self) -> None:
         routes = host.routes()
-        self._refuse_overlap(routes)
+        refuse_overlap(self._addressing.prefix, routes)
         mine, theirs = self._forwarded()
         before = host.forwarding_devices()
         uplinks = frozenset(route.device for route in routes) - {"lo"}
@@ -80,16 +83,6 @@ class Devices:
             host.forward(device, True)
         self._mtu = host.smallest_mtu({route.device for route in routes if route.default})
 
-    def _refuse_overlap(self, routes: Iterable[host.Route]) -> None:
-        prefix = self._addressing.prefix
-        for route in routes:
-            if not route.default and route.network.overlaps(prefix):
-                raise FeatureMissing(
-                    f"the addresses of sandboxes, {prefix}, are among those of {route.device} ({route.network})",
-                    phase="network",
-                    hint="give this node another prefix",
-                )
-
     def _forwarded(self) -> tuple[frozenset[str], frozenset[str]]:
         """Devices on which this installation turned forwarding on, and on which others did.
 
@@ -107,12 +100,19 @@ class Devices:
                 self._make(link, netns)
                 self._route(*rtnetlink.outside(link, ipv6=self._ipv6))
                 _furnish(link, netns, ipv6=self._ipv6)
+                self._await_carrier(link)
             except BaseException as error:
                 self._remove([link.name])
                 if isinstance(error, OSError):
                     raise _typed(error) from error
                 raise
         return link
+
+    def _await_carrier(self, link: Link) -> None:
+        """The other end was up last, so it is this one that may be late; an answer that is lost costs a name 5 s."""
+        deadline = time.monotonic() + _CARRIER_SECONDS
+        while not self._route.carries(link.index) and time.monotonic() < deadline:
+            time.sleep(_CARRIER_PAUSE)
 
     def _make(self, link: Link, netns: int) -> None:
         request = rtnetlink.make(link, self._mtu, netns)
@@ -168,6 +168,17 @@ class Devices:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def refuse_overlap(prefix: IPv4Network, routes: Iterable[host.Route]) -> None:
+    """Raises `FeatureMissing`."""
+    for route in routes:
+        if not route.default and route.network.overlaps(prefix):
+            raise FeatureMissing(
+                f"the addresses of sandboxes, {prefix}, are among those of {route.device} ({route.network})",
+                phase="network",
+                hint="give this node another prefix (`barchan up --network-prefix`)",
+            )
 
 
 def _furnish(link: Link, netns: int, *, ipv6: bool) -> None:
