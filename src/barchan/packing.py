@@ -47,7 +47,7 @@ class PackedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     digest: str
     """Of what the name stands for; usable in its place."""
     layer: str
-    """Digest of the layer of the changes; the same as `digest` unless it was packed whole."""
+    """Digest of the layer of the changes; the same as `digest` unless it was packed whole. Whole and without changes: of the topmost."""
     layers: int
     """How many the name stands for."""
     sandbox: SandboxId

@@ -398,6 +398,22 @@ def whole(ground: Ground, base: Layer, name: str, into: str, key: str) -> PackRe
         )
 
 
+def test_a_whole_image_of_no_changes_has_no_layer_more(ground: Ground, base: Layer) -> None:
+    """Whenever its sandbox was made, it is the same image; what was done to the root itself is a change."""
+    into, reports = ground.fresh("image"), []
+    for time in (1_000_000_000, 2_000_000_000):
+        with ground.overlay([base], name := ground.fresh("sandbox")) as root:
+            os.utime(root, (time, time))
+        reports.append(whole(ground, base, name, into, "k"))
+    assert {(report.layers, report.layer.digest, report.entry.version) for report in reports} == {(1, base.digest, 1)}
+    image = ground.store.resolve(into)
+    assert (image.digest, image.below, image.config.user) == (base.digest, (), "ann")
+    assert found(ground.store, into, reports[0].entry.source, "k") == described(reports[0], reports[0].entry.source)
+    with ground.overlay([base], name := ground.fresh("sandbox")) as root:
+        root.chmod(0o700)
+    assert whole(ground, base, name, into, "k").layers == 2
+
+
 def test_a_whole_image_and_who_made_it(ground: Ground, base: Layer) -> None:
     with ground.overlay([base], name := ground.fresh("sandbox")) as root:
         write(root, "tmp/secret")

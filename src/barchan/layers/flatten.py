@@ -18,10 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import msgspec
+
 from barchan.kernel import syscalls
 from barchan.layers import upper
 from barchan.layers.layer_tree import LayerTree
-from barchan.layers.lower import Lower, Parts, is_whiteout
+from barchan.layers.lower import Attributes, Lower, Parts, is_whiteout
 from barchan.layers.scrub import Policy
 
 PHASE = "pack"
@@ -59,6 +61,7 @@ class Flattening:
         self._tree = LayerTree(target, room, phase=PHASE, field="sandbox")
         self.left_out: Counter[str] = Counter()
         self.renamed = self.completed = 0
+        self._root = Attributes()
 
     @property
     def entries(self) -> int:
@@ -72,10 +75,20 @@ class Flattening:
     def run(self) -> None:
         todo = [_Place((), True, ())]
         with self._tree.typed((), "read"):
-            self._tree.root(upper.read(b".", self._source).attributes)
+            self._root = upper.read(b".", self._source).attributes
+            self._tree.root(self._root)
         while todo:
             todo += self._directory(todo.pop())
         self._tree.finish()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether it is as if there were no layer, once it ran. Of the root, which every sandbox has anew, the time does not count."""
+        found = self._below.find(())
+        if self.entries or found is None:
+            return False
+        below = self._below.attributes_of((), found)
+        return msgspec.structs.replace(self._root, mtime_ns=below.mtime_ns) == below
 
     def _directory(self, place: _Place) -> list[_Place]:
         with self._tree.opened(place.path) as out:

@@ -84,11 +84,14 @@ def pack(
             flat.run()
         erofs.build(tree, image, exact=True)
         made = _made(flat, provenance)
-        layer, entry = _added(store, image, name, source, kind, whole, made)
+        if whole and flat.nothing:
+            layer, entry = _renamed(store, name, source, kind, whole, made)
+        else:
+            layer, entry = _added(store, image, name, source, kind, whole, made)
     return PackReport(
         layer=layer,
         entry=entry,
-        layers=len(whole.below) + 1 if whole else 1,
+        layers=len(store.layers_of(entry.digest)),
         entries=flat.entries,
         size=flat.size,
         left_out=made.left_out,
@@ -119,6 +122,16 @@ def _added(
     entry = store.add_stack({digest: image}, stack, name, source=source, kind=kind, provenance=made)
     path = store.image_path(digest)
     return Layer(digest, path, path.stat().st_size), entry
+
+
+def _renamed(
+    store: LayerStore, name: str, source: str, kind: str, whole: Whole, made: Provenance
+) -> tuple[Layer, NameEntry]:
+    """Nothing was changed: the image has the layers that the sandbox was made of, and none on top."""
+    stack = StackFile(layers=whole.below, config=whole.config)
+    entry = store.add_stack({}, stack, name, source=source, kind=kind, provenance=made)
+    path = store.image_path(whole.below[-1])
+    return Layer(whole.below[-1], path, path.stat().st_size), entry
 
 
 def found(store: LayerStore, name: str, sandbox: str, operation: str) -> PackedLayer | None:
