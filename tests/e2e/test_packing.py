@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from barchan import Client, EnvironmentRef, ImageConfig, Limits, PackedLayer, Sandbox, ScrubRules, errors
+from barchan.kernel import processes
 from barchan.layers.store import LayerStore
 from tests.e2e.conftest import make_tiny
 from tests.server import Server, own_server
@@ -190,6 +191,27 @@ async def until(true: Any) -> None:
             await asyncio.sleep(0.001)
 
 
+def packing_in(server: Server) -> list[int]:
+    """Processes of its node that pack."""
+    node = node_of(server)
+    children = Path(f"/proc/{node}/task/{node}/children").read_text().split()
+    return [int(pid) for pid in children if b"pack_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def test_what_a_killed_agent_had_frozen_goes_though_nobody_asks_again(
+    client: Client, sandbox: Sandbox, server: Server
+) -> None:
+    await sandbox.run("head -c 60000000 /dev/urandom > /blob", check=True)
+    async with Client(data=server.data) as other:
+        call = asyncio.ensure_future((await other.get(sandbox.id)).pack_diff("nobodys"))
+        await until(lambda: list((server.data / "layers/tmp").glob("*/image")))
+        os.kill(killed := node_of(server), signal.SIGKILL)
+        call.cancel()
+    assert (await sandbox.run("true")).ok and node_of(server) != killed
+    assert not list((server.data / "scratch").glob(".frozen-*"))
+    assert not LayerStore(server.data / "layers").catalog.versions("nobodys")
+
+
 @pytest.mark.parametrize("at", ["frozen", "made"])
 async def test_a_killed_agent_leaves_nothing_and_the_call_is_answered(
     client: Client, sandbox: Sandbox, server: Server, at: str
@@ -200,7 +222,9 @@ async def test_a_killed_agent_leaves_nothing_and_the_call_is_answered(
     call = asyncio.ensure_future(sandbox.pack_diff(f"killed-{at}", whole=True))
     where = {"frozen": (server.data / "scratch", ".frozen-*"), "made": (server.data / "layers/tmp", "*/image")}[at]
     await until(lambda: list(where[0].glob(where[1])))
+    workers = packing_in(server)
     os.kill(node_of(server), signal.SIGKILL)
+    await until(lambda: not [pid for pid in workers if processes.start_time(pid)])
     packed = await call
     assert packed.version == 1 and not left(server)
     assert LayerStore(server.data / "layers").catalog.versions(f"killed-{at}") == (1,)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,32 @@ async def test_what_is_given_up_leaves_nothing(packs: Packs, site: Site, stage: 
     await until(site, site.clean)
     assert await packs.packed(wanted) is None and not site.store.catalog.versions("made")
     assert (await packed(packs, site, wanted)).version == 1
+
+
+class Held(Scratch):
+    """Freezes only when it is let."""
+
+    begun, gate = threading.Event(), threading.Event()
+
+    def _freeze(self, sandbox: str, taken: str, stage: str) -> None:
+        self.begun.set()
+        assert self.gate.wait(20)
+        super()._freeze(sandbox, taken, stage)
+
+
+async def test_what_is_given_up_while_it_is_frozen_is_thawed(site: Site) -> None:
+    held = Held(site.scratch.root, mounted=False)
+    packs = Packs(held, site.store, site.mounts.root, 2, reduced=False)
+    site.changed("s1")
+    task = asyncio.ensure_future(packed(packs, site, request("s1")))
+    assert await asyncio.to_thread(held.begun.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    held.gate.set()
+    await packs.close()
+    held.release()
+    assert site.clean()
 
 
 async def test_a_killed_process_is_an_error_and_another_is_started(packs: Packs, site: Site) -> None:

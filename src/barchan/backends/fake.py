@@ -346,7 +346,7 @@ class FakeBackend:
         if name not in world.environments:
             world.environments += (name,)
         layer, whole = (f"sha256:{hashlib.sha256((part + name).encode()).hexdigest()}" for part in ("", "whole "))
-        packed = PackedLayer(
+        made = world.packed[id, request.key] = PackedLayer(
             name=name,
             version=1,
             reference=name + VERSION,
@@ -356,7 +356,7 @@ class FakeBackend:
             sandbox=SandboxId(id),
             size=4096,
         )
-        return world.packed.setdefault((id, request.key), packed)
+        return made
 
     async def packed(self, request: Pack) -> PackedLayer | None:
         return self.world.packed.get((request.id, request.key))
