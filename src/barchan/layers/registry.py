@@ -1,6 +1,7 @@
 """Images of registries, by skopeo's image proxy: one process for an image, its blobs by request.
 
-skopeo knows credentials, mirrors, proxies and the older formats, and is asked for those blobs alone that are needed. What it
+skopeo knows credentials, mirrors, proxies and the older formats, and is asked for those blobs alone that are needed. It runs with few
+rights (`skopeo`). What it
 sends is compared with its digests here (`oci_blobs.verified`). Its protocol: one SEQPACKET socket, requests and answers
 as JSON, content through pipes.
 """
@@ -11,6 +12,7 @@ import errno
 import json
 import os
 import select
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -34,6 +36,7 @@ from barchan.image_refs import ImageRef
 from barchan.layers.oci_blobs import MOST_DOCUMENT
 from barchan.layers.oci_schema import Config, Manifest, Platform, decode, wrong
 from barchan.layers.oci_select import Image, image_of
+from barchan.layers.skopeo import Given, confined, environment, given_to_skopeo
 
 _ANSWER_BYTES = 64 << 10
 _PIECE = 1 << 20
@@ -70,8 +73,8 @@ def open_image(
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, tempfile.TemporaryFile() as said:
-        with theirs:
-            process = _start(_command(platform, access, theirs.fileno()), theirs.fileno(), said)
+        with theirs, given_to_skopeo(access) as given:
+            process = _start(_command(platform, given, theirs.fileno()), [theirs.fileno(), *given.fds], said)
         try:
             yield RegistryImage(ours, said, ref, work, access.stall, moved)
         finally:
@@ -80,22 +83,26 @@ def open_image(
             process.wait()
 
 
-def _command(platform: Platform, access: RegistryAccess, fd: int) -> list[str]:
+def _command(platform: Platform, given: Given, fd: int) -> list[str]:
     variant = ["--override-variant", platform.variant] if platform.variant else []
-    conf = ["--registries-conf", str(access.registries_conf)] if access.registries_conf else []
-    auth = ["--authfile", str(access.auth_file)] if access.auth_file else []
+    conf = ["--registries-conf", given.registries_conf] if given.registries_conf else []
+    auth = ["--authfile", given.auth_file] if given.auth_file else []
     chosen = ["--override-os", platform.os, "--override-arch", platform.architecture, *variant, *conf]
     return ["skopeo", *chosen, "experimental-image-proxy", "--sockfd", str(fd), *auth]
 
 
-def _start(command: list[str], fd: int, said: IO[bytes]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command, pass_fds=[fd], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
-        )
-    except FileNotFoundError as error:
+def _start(command: list[str], fds: list[int], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    if not shutil.which(command[0]):
         hint = "install skopeo, which fetches images from registries"
-        raise FeatureMissing("skopeo is not installed", hint=hint, phase="resolve") from error
+        raise FeatureMissing("skopeo is not installed", hint=hint, phase="resolve")
+    return subprocess.Popen(
+        [*confined(), *command],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=said,
+        env=environment(os.environ),
+    )
 
 
 class RegistryImage:
