@@ -140,6 +140,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_mounts: dict[str, Path] = {}
     """Directories of this host that sandboxes may mount read-only, by the names that they know them by."""
     registry: RegistryAccess = RegistryAccess()
+    layer_format: Literal["split", "packed"] = "split"
+    """Of the layers that images of registries become here. *packed* takes half the room, and computing when it is read; an image
+    is then fetched whole from a shared store."""
     pulls: int = 2
     """Images that are fetched and converted at the same time; others wait."""
     packs: int = 2

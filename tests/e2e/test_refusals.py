@@ -34,15 +34,15 @@ def traces(server: Server) -> list[Path]:
 
 async def test_a_corrupt_layer_is_named_and_never_mounted(tmp_path: Path) -> None:
     with tiny_server("corrupt", tmp_path) as server:
-        (image,) = (server.data / "layers" / "sha256").iterdir()
-        with image.open("r+b") as file:
-            file.seek(image.stat().st_size // 2)
+        (layer,) = (server.data / "layers" / "sha256").iterdir()
+        with (layer / "data").open("r+b") as file:
+            file.seek((layer / "data").stat().st_size // 2)
             file.write(b"not what was there")
         async with Client(data=server.data) as client:
             with pytest.raises(errors.LayerCorrupt) as failed:
                 await client.create("tiny")
-        assert image.name.split(".")[0] in str(failed.value) and failed.value.hint
-        assert f"{server.data}/mnt/{image.name.split('.')[0]}" not in Path("/proc/self/mountinfo").read_text()
+        assert layer.name in str(failed.value) and failed.value.hint
+        assert f"{server.data}/mnt/{layer.name}" not in Path("/proc/self/mountinfo").read_text()
         assert not traces(server)
 
 

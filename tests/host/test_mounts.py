@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from barchan.config import Layout
 from barchan.errors import LayerCorrupt
 from barchan.kernel import loops, mounts, probe, syscalls
+from barchan.layers.attach import attach
 from barchan.layers.mount import LayerMounts
 from barchan.layers.sources import import_layer
 from barchan.layers.store import Layer, LayerStore
@@ -117,14 +118,13 @@ def test_restart_finds_the_same_superblock(make: Make, layer: Layer, data: Path)
     again = make()
     assert again.mounted() == {layer.digest}
     assert device(again, layer) == first
-    assert len([path for path in mounted_below(data) if path.endswith(layer.path.stem)]) == 1
+    assert len([path for path in mounted_below(data) if path.endswith(layer.path.name)]) == 1
 
 
 def test_second_mount_is_shared_only_over_a_loop_device(make: Make, layer: Layer, kind: str) -> None:
     """The control of the test above: for a file the kernel does not share by itself, so a mount must be found again."""
     held = make().acquire(layer)
-    with loops.attached(layer.path, read_only=True) if kind == "reduced" else nullcontext(str(layer.path)) as source:
-        fd = syscalls.new_mount("erofs", (("source", source), ("ro", None)))
+    fd = attach(layer.path / "image", layer.path / "data", reduced=kind == "reduced")
     try:
         assert (os.fstat(fd).st_dev == os.fstat(held).st_dev) == (kind == "reduced")
     finally:
@@ -150,7 +150,7 @@ def test_many_at_once_mount_it_once(make: Make, layer: Layer, data: Path) -> Non
     with ThreadPoolExecutor(8) as pool:
         devices = set(pool.map(lambda _: device(make(), layer), range(32)))
     assert len(devices) == 1
-    assert mounted_below(data / "mnt") == [str(data / "mnt"), str(data / "mnt" / layer.path.stem)]
+    assert mounted_below(data / "mnt") == [str(data / "mnt"), str(data / "mnt" / layer.path.name)]
 
 
 @contextmanager
@@ -183,12 +183,16 @@ def test_mounts_do_not_reach_other_namespaces(layer: Layer, data: Path, store: L
         syscalls.unmount(data / "control")
         layers.unmount_all()
     assert str(data / "control") in table.decode()
-    assert layer.path.stem not in table.decode()
+    assert layer.path.name not in table.decode()
 
 
-@pytest.mark.parametrize("at", [1024, 1030, 500_000], ids=["magic", "checksum", "content"])
-def test_corrupt_layer_is_refused_and_not_mounted(make: Make, layer: Layer, data: Path, at: int) -> None:
-    flip(layer.path, at)
+@pytest.mark.parametrize(
+    ("file", "at"),
+    [("image", 1024), ("image", 1030), ("data", 500_000)],
+    ids=["magic", "checksum", "content"],
+)
+def test_corrupt_layer_is_refused_and_not_mounted(make: Make, layer: Layer, data: Path, file: str, at: int) -> None:
+    flip(layer.path / file, at)
     layers = make()
     for _ in range(2):
         with pytest.raises(LayerCorrupt) as caught:
@@ -197,21 +201,26 @@ def test_corrupt_layer_is_refused_and_not_mounted(make: Make, layer: Layer, data
         assert caught.value.hint
     assert layers.mounted() == frozenset()
     assert mounted_below(data / "mnt") == [str(data / "mnt")]
-    assert loops.find(layer.path) is None
-    flip(layer.path, at)
+    assert not looped(layer)
+    flip(layer.path / file, at)
     device(layers, layer)
 
 
 def test_kernel_refuses_a_superblock_that_passed_as_verified(make: Make, layer: Layer, store: LayerStore) -> None:
     """Bits that rot without a change of the file's time: the superblock's checksum is the last line."""
     store.check(layer)
-    before = layer.path.stat()
-    flip(layer.path, 1060)
-    os.utime(layer.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    image = layer.path / "image"
+    before = image.stat()
+    flip(image, 1060)
+    os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
     layers = make()
     with pytest.raises(LayerCorrupt):
         layers.acquire(layer)
     assert layers.mounted() == frozenset()
+
+
+def looped(layer: Layer) -> bool:
+    return any(loops.find(layer.path / name) for name in ("image", "data"))
 
 
 def flip(path: Path, at: int) -> None:
@@ -233,7 +242,36 @@ def test_the_layers_meant_are_unmounted_and_others_kept(
     device(layers, other)
     layers.close({other.digest})
     assert layers.mounted() == {layer.digest}
-    assert loops.find(other.path) is None
+    assert not looped(other)
+
+
+def test_on_a_file_system_that_knows_no_mounts_of_files_loop_devices_are_used(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if probe.examine(Layout(data / "probe")).kernel != "full":
+        pytest.skip("this kernel mounts no EROFS image from its file")
+    (data / "memory").mkdir()
+    fd = syscalls.new_mount("tmpfs", ())
+    syscalls.move_mount(fd, data / "memory")
+    os.close(fd)
+    try:
+        (data / "tree").mkdir()
+        (data / "tree/hello").write_text("hello")
+        store = LayerStore(data / "memory/layers")
+        layer = import_layer(store, "base", data / "tree")
+        layers = LayerMounts(data / "mnt", store)
+        layers.prepare()
+        try:
+            fd = layers.acquire(layer)
+            assert Path(f"/proc/self/fd/{fd}/hello").read_text() == "hello"
+            os.close(fd)
+            assert looped(layer)
+            assert "loop devices" in caplog.text
+        finally:
+            layers.unmount_all()
+        assert not looped(layer)
+    finally:
+        syscalls.unmount(data / "memory")
 
 
 def test_clone_outlives_the_unmount(make: Make, layer: Layer) -> None:
@@ -253,7 +291,7 @@ def test_everything_is_undone_and_may_be_undone_twice(make: Make, layer: Layer, 
     layers.unmount_all()
     layers.unmount_all()
     assert mounted_below(data) == []
-    assert loops.find(layer.path) is None
+    assert not looped(layer)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -144,7 +144,7 @@ async def test_what_is_given_up_leaves_nothing(packs: Packs, site: Site, stage: 
     site.changed("s1", 64 * MIB)
     signs: dict[str, Callable[[], object]] = {
         "frozen": lambda: list(site.scratch.root.glob(".frozen-*")),
-        "made": lambda: list((site.store.root / "tmp").glob("*/image")),
+        "made": lambda: list((site.store.root / "tmp").glob("*/layer/image")),
     }
     task = asyncio.ensure_future(packed(packs, site, wanted := request("s1")))
     await until(site, signs[stage])
@@ -234,7 +234,7 @@ async def test_a_full_store_is_named_and_stays_clean(disk: Path, site: Site) -> 
     os.close(site.mounts.acquire(site.base))
     with small_disk(disk / "small", "100m") as place:
         site.store = LayerStore(place / "layers")
-        shutil.copy(site.base.path, site.store.image_path(site.base.digest))
+        shutil.copytree(site.base.path, site.store.layer_path(site.base.digest))
         packs = Packs(site.scratch, site.store, site.mounts.root, 1, reduced=False)
         file = site.changed("s1", 64 * MIB)
         with pytest.raises(NodeStorageFull):

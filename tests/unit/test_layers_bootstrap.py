@@ -72,8 +72,9 @@ def test_unknown_name_is_refused(tmp_path: Path) -> None:
 
 def test_cache_is_bounded(tmp_path: Path) -> None:
     for number in range(bootstrap.KEPT + 3):
-        path = tmp_path / f"{number}.erofs"
-        path.touch()
+        path = tmp_path / f"{number}"
+        path.mkdir()
+        (path / "image").touch()
         os.utime(path, (number, number))
     bootstrap._bound(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == ["3", "4", "5", "6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5", "6"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from barchan.errors import EnvironmentNotFound
+from barchan.layers import content
 from barchan.layers.gc import GRACE, collect, plan
 from barchan.layers.store import LayerStore, StackFile
 
@@ -23,10 +24,14 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "layers")
 
 
-def add(store: LayerStore, name: str, content: bytes) -> str:
+def add(store: LayerStore, name: str, text: bytes) -> str:
     with store.temporary() as work:
-        (work / "image").write_bytes(content)
-        return store.add(work / "image", name).digest
+        layer = work / "layer"
+        layer.mkdir()
+        (layer / "image").touch()
+        (layer / "data").write_bytes(text)
+        content.finish(layer, "split")
+        return store.add(layer, name).digest
 
 
 def digests(store: LayerStore) -> set[str]:

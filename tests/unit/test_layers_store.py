@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-import struct
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from barchan.errors import EnvironmentNotFound, InvalidRequest, LayerCorrupt
+from barchan.layers import content
 from barchan.layers.gc import collect
 from barchan.layers.store import Layer, LayerStore
 
@@ -18,17 +19,18 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "layers")
 
 
-def image(content: bytes) -> bytes:
-    """As much of an EROFS image as the store looks at: magic, one block of 4096 bytes, and the content."""
-    superblock = struct.pack("<III", 0xE0F5E1E2, 0, 0) + bytes([12]) + bytes(23) + struct.pack("<I", 1)
-    return (bytes(1024) + superblock.ljust(128, b"\0") + content).ljust(4096, b"\0")
+def make(layer: Path, text: bytes) -> content.Content:
+    """As much of a layer as the store looks at."""
+    layer.mkdir()
+    (layer / "image").write_bytes(b"image of " + text)
+    (layer / "data").write_bytes(b"data of " + text)
+    return content.finish(layer, "split")
 
 
-def add(store: LayerStore, name: str, content: bytes) -> Layer:
+def add(store: LayerStore, name: str, text: bytes) -> Layer:
     with store.temporary() as work:
-        path = work / "image"
-        path.write_bytes(image(content))
-        return store.add(path, name, source="here", kind="test")
+        make(work / "layer", text)
+        return store.add(work / "layer", name, source="here", kind="test")
 
 
 def files(store: LayerStore) -> list[str]:
@@ -40,8 +42,11 @@ def test_added_image_is_found_by_name_version_and_digest(store: LayerStore) -> N
     assert layer.version == 1
     assert store.resolve("base") == store.resolve("base@1") == layer
     assert store.resolve(layer.digest).path == layer.path
-    assert layer.path.read_bytes() == image(b"one")
-    assert layer.path.stat().st_mode & 0o777 == 0o400
+    assert (layer.path / "data").read_bytes() == b"data of one".ljust(2 << 20, b"\0")
+    assert {path.name: path.stat().st_mode & 0o777 for path in layer.path.iterdir()} == dict.fromkeys(
+        ("layer.json", "image", "data"), 0o400
+    )
+    assert layer.size == len(b"image of one" + b"data of one")
     assert not list((store.root / "tmp").iterdir())
 
 
@@ -79,7 +84,7 @@ def test_going_back_to_older_content_is_a_new_version(store: LayerStore) -> None
 
 def test_cut_short_copy_is_replaced_when_added_again(store: LayerStore) -> None:
     layer = add(store, "base", b"one")
-    os.truncate(layer.path, 100)
+    os.truncate(layer.path / "data", 100)
     add(store, "base", b"one")
     store.verify(layer.digest)
 
@@ -110,12 +115,13 @@ def test_wrong_name_is_refused_before_anything_is_written(store: LayerStore, nam
         store.resolve(name)
 
 
-def test_changed_content_is_noticed_and_named(store: LayerStore) -> None:
+@pytest.mark.parametrize(("name", "at"), [("image", 3000), ("data", 3000), ("layer.json", 100)])
+def test_changed_content_is_noticed_and_named(store: LayerStore, name: str, at: int) -> None:
     layer = add(store, "base", b"one")
     store.check(layer)
-    layer.path.chmod(0o600)
-    with layer.path.open("r+b") as file:
-        file.seek(3000)
+    (layer.path / name).chmod(0o600)
+    with (layer.path / name).open("r+b") as file:
+        file.seek(at)
         file.write(b"x")
     with pytest.raises(LayerCorrupt) as caught:
         store.check(layer)
@@ -133,24 +139,37 @@ def test_content_is_hashed_once_and_again_when_the_file_changed(store: LayerStor
     before = stamp.stat().st_mtime_ns
     store.check(layer)
     assert stamp.stat().st_mtime_ns == before
-    os.utime(layer.path, ns=(1, 1))
+    os.utime(layer.path / "data", ns=(1, 1))
     store.check(layer)
     assert stamp.stat().st_mtime_ns != before
 
 
-@pytest.mark.parametrize(
-    ("at", "said"), [(1024, "no EROFS superblock"), (2000, "cut short"), (500, "no EROFS superblock")]
-)
-def test_superblock_is_checked_even_when_the_stamp_fits(store: LayerStore, at: int, said: str) -> None:
+@pytest.mark.parametrize("name", ["image", "data", "layer.json"])
+def test_a_file_that_is_missing_or_cut_short_is_noticed_whatever_was_hashed(store: LayerStore, name: str) -> None:
     layer = add(store, "base", b"one")
-    os.truncate(layer.path, at) if at != 1024 else layer.path.write_bytes(bytes(4096))
-    with pytest.raises(LayerCorrupt, match=said):
+    store.check(layer)
+    os.truncate(layer.path / name, 5)
+    with pytest.raises(LayerCorrupt, match=layer.digest):
+        store.check(layer)
+    (layer.path / name).unlink()
+    with pytest.raises(LayerCorrupt, match=layer.digest):
         store.check(layer)
 
 
-def test_missing_image_is_corrupt_under_a_name_and_unknown_by_digest(store: LayerStore) -> None:
+def test_digest_is_that_of_the_record_and_covers_both_files(tmp_path: Path) -> None:
+    one = make(tmp_path / "one", b"one")
+    assert one.digest == "sha256:" + content.digest_of(tmp_path / "one" / "layer.json")
+    assert one.digest == make(tmp_path / "again", b"one").digest
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/image").write_bytes(b"image of one")
+    (tmp_path / "other/data").write_bytes(b"data of two")
+    assert content.finish(tmp_path / "other", "split").digest != one.digest
+    assert {blob.size for blob in one.files.values()} == {content.UNIT}
+
+
+def test_missing_layer_is_corrupt_under_a_name_and_unknown_by_digest(store: LayerStore) -> None:
     layer = add(store, "base", b"one")
-    layer.path.unlink()
+    shutil.rmtree(layer.path)
     with pytest.raises(LayerCorrupt):
         store.resolve("base")
     with pytest.raises(EnvironmentNotFound):
@@ -183,7 +202,7 @@ def add_and_remove(root: Path, worker: int) -> None:
         collect(store, grace=0)
 
 
-def test_removing_never_takes_an_image_that_is_being_added(store: LayerStore) -> None:
+def test_removing_never_takes_a_layer_that_is_being_added(store: LayerStore) -> None:
     with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
         list(pool.map(add_and_remove, [store.root] * 4, range(4)))
     assert not files(store)

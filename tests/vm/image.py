@@ -32,21 +32,24 @@ _MODE = PycInvalidationMode.UNCHECKED_HASH
 
 
 def base(directory: Path) -> Path:
-    """A Debian root as an EROFS image. Made once per host, in the minute that mmdebstrap takes."""
+    """A Debian root as one EROFS image. Made once per host, in the minute that mmdebstrap takes."""
     name = BASES.get(sys.version_info[:2])
     if name is None:
         raise Unavailable(f"no Debian has Python {sys.version_info[0]}.{sys.version_info[1]}: use 3.11 or 3.13")
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
         with locked(CACHE / ".lock"):
-            return bootstrap(LayerStore(directory), name, packages=PACKAGES, cache=CACHE / "bases").path
+            return (
+                bootstrap(LayerStore(directory), name, packages=PACKAGES, cache=CACHE / "bases", format="packed").path
+                / "image"
+            )
     except BarchanError as error:
         raise Unavailable(f"no Debian root for virtual machines: {error}") from error
 
 
 def tree(directory: Path) -> Path:
     """This working tree as it is now: src, tests, built native programs, and `site` with the Python packages."""
-    stage, image = directory / "stage", directory / "tree.erofs"
+    stage, layer = directory / "stage", directory / "tree"
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_cache")
     for part in ("src", "tests", "native/build"):
         shutil.copytree(ROOT / part, stage / part, ignore=ignore, symlinks=True)
@@ -58,9 +61,9 @@ def tree(directory: Path) -> Path:
     compileall.compile_dir(
         stage, quiet=2, workers=2, stripdir=str(stage), prependdir="/opt/tree", invalidation_mode=_MODE
     )
-    erofs.build(stage, image, epoch=0)
+    erofs.build(stage, layer, epoch=0, format="packed")
     shutil.rmtree(stage)
-    return image
+    return layer / "image"
 
 
 def packaged(names: Iterable[str]) -> Iterator[importlib.metadata.PackagePath]:

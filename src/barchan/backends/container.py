@@ -88,7 +88,7 @@ class ContainerBackend:
         self._scratch = scratch
         self._store = store
         self._resolve = ResolvedNames(store)
-        self._pulls = Pulls(config.layout.layers, config.registry, config.pulls)
+        self._pulls = Pulls(config.layout.layers, config.registry, config.pulls, config.layer_format)
         self._settled: dict[int, tuple[SandboxSpec, tuple[Layer, ...]]] = {}
         """Layers of what was settled and comes to be made, by the identity of the spec."""
         self._mounts = mounts
@@ -348,7 +348,7 @@ class ContainerBackend:
         self._store.sweep()
         collect(self._store)
         # In this order: a layer that comes and is mounted in between is in neither.
-        self._mounts.close(self._mounts.mounted() - self._store.sizes().keys())
+        self._mounts.close(self._mounts.mounted() - self._store.digests())
 
     async def close(self) -> None:
         await self._pulls.close()

@@ -11,6 +11,7 @@ import msgspec
 from barchan.config import RegistryAccess, encode_config
 from barchan.environments import PullProgress, Told, untold
 from barchan.errors import CreateFailed, from_body
+from barchan.layers.content import Format
 from barchan.layers.pull_worker import PullNews, PullRequest
 from barchan.wire.messages import EnvironmentInfo
 
@@ -34,8 +35,8 @@ class _Pull:
 class Pulls:
     """All methods belong to the event loop's thread."""
 
-    def __init__(self, store: Path, access: RegistryAccess, at_once: int) -> None:
-        self._store, self._access = store, access
+    def __init__(self, store: Path, access: RegistryAccess, at_once: int, format: Format) -> None:
+        self._store, self._access, self._format = store, access, format
         self._room = asyncio.Semaphore(at_once)
         self._running: dict[tuple[str, bool], _Pull] = {}
 
@@ -73,7 +74,7 @@ class Pulls:
             )
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
             try:
-                request = PullRequest(store=self._store, ref=ref, access=self._access, again=again)
+                request = PullRequest(store=self._store, ref=ref, access=self._access, again=again, format=self._format)
                 process.stdin.write(encode_config(request) + b"\n")
                 return await self._follow(pull, process.stdout)
             finally:

@@ -20,6 +20,7 @@ from barchan.sizes import size
 
 if TYPE_CHECKING:
     from barchan.layers.catalog import NameEntry
+    from barchan.layers.content import Format
     from barchan.layers.sources import SourceType
     from barchan.layers.store import Layer, LayerStore
     from barchan.wire.messages import EnvironmentInfo
@@ -71,6 +72,14 @@ def newest(store: LayerStore) -> dict[str, int]:
     return {entry.name: entry.version for entry in store.catalog.entries()}
 
 
+_FORMAT = click.option(
+    "--format",
+    "layer_format",
+    type=click.Choice(["split", "packed"]),
+    default="split",
+    show_default=True,
+    help="Packed layers are compressed: half the size, slower to read, and not in parts over a network.",
+)
 TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
 """As in `barchan.layers.sources`, which is imported only when it is needed."""
 
@@ -81,11 +90,19 @@ TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
 @click.option("--type", "kind", type=click.Choice(TYPES), help="What SOURCE is, if it is not to be found out.")
 @click.option("--image", metavar="TAG", default="", help="Which image of SOURCE: a tag, name or digest.")
 @click.option("--platform", metavar="OS/ARCH", default="linux/amd64", show_default=True, help="Of the image.")
+@_FORMAT
 @data_option
 @json_option
 @click.pass_obj
 def import_command(
-    session: Session, name: str, source: Path, kind: SourceType | None, image: str, platform: str, data: Path
+    session: Session,
+    name: str,
+    source: Path,
+    kind: SourceType | None,
+    image: str,
+    platform: str,
+    layer_format: Format,
+    data: Path,
 ) -> None:
     """Make the environment NAME from SOURCE.
 
@@ -95,7 +112,7 @@ def import_command(
     from barchan.layers.sources import Wanted, import_environment
 
     store = open_store(data)
-    wanted, known = Wanted(kind, image, platform), newest(store)
+    wanted, known = Wanted(kind, image, platform, layer_format), newest(store)
     with busy(f"importing {plain(name)}"):
         layer = import_environment(store, name, source, wanted, progress=_progress)
     _announce(session, layer, known)
@@ -107,6 +124,12 @@ def import_command(
 @click.option("--platform", metavar="OS/ARCH", help="Of the image.  [default: linux/amd64]")
 @click.option("--registry-auth", type=FILE, help="Login file, as `skopeo login` writes it.")
 @click.option("--registries-conf", type=FILE, help="Mirrors and registries without TLS: containers-registries.conf(5).")
+@click.option(
+    "--format",
+    "layer_format",
+    type=click.Choice(["split", "packed"]),
+    help="Packed layers are compressed: half the size, slower to read, and not in parts over a network.  [default: split]",
+)
 @where_options
 @json_option
 @click.pass_obj
@@ -118,24 +141,25 @@ def pull_command(
     platform: str | None,
     registry_auth: Path | None,
     registries_conf: Path | None,
+    layer_format: Format | None,
     where: Where,
 ) -> None:
     """Fetch images from registries, for sandboxes to come: docker://debian:12.
 
     What a tag means is asked anew. A server, where there is one, fetches to all its nodes, with its own logins and mirrors; with
-    --platform, --registry-auth or --registries-conf, or where there is none, the image comes straight to the store of this host.
+    --platform, --registry-auth, --registries-conf or --format, or where there is none, the image comes straight to the store of this host.
     """
     import asyncio
 
     access = RegistryAccess(auth_file=registry_auth, registries_conf=registries_conf)
-    here = platform is not None or access != RegistryAccess()
+    here = platform is not None or layer_format is not None or access != RegistryAccess()
     if served(where) and not here:
         asyncio.run(_pull_by_server(session, where, images, node))
         return
     if node is not None or where.api is not None:
-        said = "platform, registry-auth, registries-conf: of this host's store, not of a server's"
+        said = "platform, registry-auth, registries-conf, format: of this host's store, not of a server's"
         raise InvalidRequest(said if here else "node: no server is running", field="platform" if here else "node")
-    _pull_here(session, images, platform or "linux/amd64", access, where)
+    _pull_here(session, images, platform or "linux/amd64", access, layer_format or "split", where)
 
 
 async def _pull_by_server(session: Session, where: Where, images: tuple[str, ...], node: str | None) -> None:
@@ -149,7 +173,9 @@ async def _pull_by_server(session: Session, where: Where, images: tuple[str, ...
             _say_pulled(session, found, found.reference in before)
 
 
-def _pull_here(session: Session, images: tuple[str, ...], platform: str, access: RegistryAccess, where: Where) -> None:
+def _pull_here(
+    session: Session, images: tuple[str, ...], platform: str, access: RegistryAccess, format: Format, where: Where
+) -> None:
     from barchan.cli.pulling import pull_bars
     from barchan.layers.catalog import described
     from barchan.layers.pull import pull
@@ -158,7 +184,7 @@ def _pull_here(session: Session, images: tuple[str, ...], platform: str, access:
     for image in images:
         before = {entry.reference for entry in store.catalog.entries()}
         with pull_bars(session) as told:
-            found = pull(store, image, platform=platform, access=access, again=True, told=told)
+            found = pull(store, image, platform=platform, access=access, again=True, format=format, told=told)
         _say_pulled(session, described(found), found.reference in before)
 
 
@@ -177,17 +203,18 @@ def _say_pulled(session: Session, found: EnvironmentInfo, unchanged: bool) -> No
     type=DIRECTORY,
     help="Keep the image here, for other data directories.  [default: /var/cache/barchan/bootstrap]",
 )
+@_FORMAT
 @data_option
 @json_option
 @click.pass_obj
-def bootstrap_command(session: Session, release: str, cache: Path | None, data: Path) -> None:
+def bootstrap_command(session: Session, release: str, cache: Path | None, layer_format: Format, data: Path) -> None:
     """Make a Debian and Python base layer with mmdebstrap."""
     from barchan.layers.bootstrap import CACHE, bootstrap
 
     store = open_store(data)
     known = newest(store)
     with busy(f"making {release}"):
-        layer = bootstrap(store, release, progress=_progress, cache=cache or CACHE)
+        layer = bootstrap(store, release, progress=_progress, cache=cache or CACHE, format=layer_format)
     _announce(session, layer, known)
 
 

@@ -102,6 +102,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     callback=_absolute,
     help="Mirrors, and registries without TLS: containers-registries.conf(5).  [default: the host's own]",
 )
+@click.option(
+    "--layer-format",
+    type=click.Choice(["split", "packed"]),
+    default=_DEFAULT["layer_format"],
+    show_default=True,
+    help="Of layers that are fetched from registries. Packed ones are compressed, and not read in parts over a network.",
+)
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
 @click.pass_obj
@@ -239,7 +246,7 @@ def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConf
 
 NODE_OPTIONS = (
     *("kernel", "max_sandboxes", "data_mounts"),
-    *("memory_overcommit", "disk_overcommit", "pool_most", "log_bytes"),
+    *("memory_overcommit", "disk_overcommit", "pool_most", "log_bytes", "layer_format"),
 )
 """Named as the fields of `NodeConfig`."""
 

@@ -130,7 +130,7 @@ def _full_plans(work: Path, image: Path) -> tuple[_Plan, ...]:
     reduced = "without it layers take the slower way over loop devices and paths"
     newer = "a kernel of 6.13 or later, data directory on ext4, xfs or btrfs"
     return (
-        _Plan("EROFS from a file", False, reduced, newer, lambda: _mount_image(image, str(image))),
+        _Plan("EROFS from a file", False, reduced, newer, lambda: _from_file(image)),
         _Plan("overlay layers by descriptor", False, reduced, newer, lambda: _overlay_by_fd(work)),
         _Plan(
             "simple quotas",
@@ -213,7 +213,9 @@ def _image(image: Path) -> str | None:
     tree = image.parent / "tree"
     tree.mkdir(0o700)
     (tree / "file").write_text("probe")
-    command = ("mkfs.erofs", "-T0", str(image), str(tree))
+    image.with_suffix(".data").touch()
+    split = ("--chunksize=65536", f"--blobdev={image.with_suffix('.data')}")
+    command = ("mkfs.erofs", "-T0", *split, str(image), str(tree))
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=30)
     except FileNotFoundError:
@@ -221,11 +223,16 @@ def _image(image: Path) -> str | None:
     return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
 
 
-def _mount_image(image: Path, source: str) -> str | None:
+def _from_file(image: Path) -> str | None:
+    return _mount_image(image, str(image), str(image.with_suffix(".data")))
+
+
+def _mount_image(image: Path, source: str, data: str) -> str | None:
     """Mounted detached: it is gone when its descriptor is."""
     if not image.exists():
         return "no image to try with"
-    fd = syscalls.new_mount("erofs", (("source", source), ("ro", None)), syscalls.ATTR_RDONLY)
+    options = (("source", source), ("device", data), ("ro", None))
+    fd = syscalls.new_mount("erofs", options, syscalls.ATTR_RDONLY)
     try:
         text = Path(f"/proc/self/fd/{fd}/file").read_text()
     finally:
@@ -234,8 +241,10 @@ def _mount_image(image: Path, source: str) -> str | None:
 
 
 def _by_loop(image: Path) -> str | None:
-    with loops.attached(image, read_only=True) as device:
-        return _mount_image(image, device)
+    files = (image, image.with_suffix(".data"))
+    with ExitStack() as attached:
+        devices = [attached.enter_context(loops.attached(file, read_only=True)) for file in files]
+        return _mount_image(image, *devices)
 
 
 def _overlay_by_fd(work: Path) -> str | None:

@@ -1,9 +1,9 @@
 """A Debian base layer made from packages: `debian-12`, `debian-13`.
 
-mmdebstrap does the work, from the mirrors that the host's own apt uses. The image is kept in a cache that outlives data
+mmdebstrap does the work, from the mirrors that the host's own apt uses. The layer is kept in a cache that outlives data
 directories and clones, keyed by everything that went into it, so that it is fetched and made once:
 
-    <cache>/<name>-<key>-<sha256>.erofs
+    <cache>/<name>-<key>-<digest>/    a layer, as in the store
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest
+from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest, LayerCorrupt
 from barchan.kernel import directories
-from barchan.layers import erofs
-from barchan.layers.store import Layer, LayerStore, digest_of
+from barchan.layers import content, erofs, refs
+from barchan.layers.content import Format
+from barchan.layers.store import Layer, LayerStore
 
 SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
 PACKAGES = ("ca-certificates", "patch", "python3", "python3-pytest")
 CACHE = Path("/var/cache/barchan/bootstrap")
 KEPT = 4
-"""Images in the cache; the least recently used go first."""
+"""Layers in the cache; the least recently used go first."""
 _DAY = 86400
 _TARGET = "\0target"
 _UNWANTED = ("doc", "info", "locale", "man")
@@ -69,6 +70,7 @@ def bootstrap(
     *,
     packages: Iterable[str] = PACKAGES,
     cache: Path = CACHE,
+    format: Format = "split",
     progress: Callable[[str], None] = lambda line: None,
 ) -> Layer:
     """Make `debian-12` or `debian-13` a layer of the store. Takes a minute and the network when it is not cached.
@@ -81,16 +83,16 @@ def bootstrap(
         raise InvalidRequest(f"cannot bootstrap {name!r}", field="name", hint="known: " + ", ".join(SUITES))
     mirrors = host_mirrors()
     command = _command(suite, tuple(sorted(packages)), mirrors)
-    key = f"{name}-{_key(command)}"
+    key = f"{name}-{_key((*command, format))}"
     directories.make(cache, 0o755)
     with store.temporary() as work:
-        image = work / "image"
-        if not _from_cache(cache, key, image):
-            _make(command, cache, key, progress)
-            if not _from_cache(cache, key, image):
+        layer = work / "layer"
+        if not _from_cache(cache, key, layer):
+            _make(command, cache, key, format, progress)
+            if not _from_cache(cache, key, layer):
                 raise CreateFailed(f"{cache} does not keep what is written to it", phase="bootstrap")
-        progress(f"adding {image.stat().st_size >> 20} MiB to the layers")
-        return store.add(image, name, source=" ".join((suite, *sorted(packages))), kind="bootstrap")
+        progress(f"adding {content.read(layer).used >> 20} MiB to the layers")
+        return store.add(layer, name, source=" ".join((suite, *sorted(packages))), kind="bootstrap")
 
 
 def _command(suite: str, packages: tuple[str, ...], mirrors: Mirrors) -> tuple[str, ...]:
@@ -102,29 +104,34 @@ def _key(command: tuple[str, ...]) -> str:
     return hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
 
 
-def _from_cache(cache: Path, key: str, image: Path) -> bool:
-    """Copy the image of that key; one whose bytes are not what its name says is thrown away."""
-    for found in cache.glob(f"{key}-*.erofs"):
-        shutil.copyfile(found, image)
-        if digest_of(image) == found.stem.removeprefix(f"{key}-"):
-            os.utime(found)
-            return True
-        found.unlink(missing_ok=True)
+def _from_cache(cache: Path, key: str, layer: Path) -> bool:
+    """Copy the layer of that key; one whose bytes are not what its name says is thrown away."""
+    for found in cache.glob(f"{key}-*"):
+        try:
+            shutil.copytree(found, layer)
+            content.verify(layer, "sha256:" + found.name.removeprefix(f"{key}-"))
+        except (LayerCorrupt, shutil.Error):
+            shutil.rmtree(layer)
+            shutil.rmtree(found, ignore_errors=True)
+            continue
+        os.utime(found)
+        return True
     return False
 
 
-def _make(command: tuple[str, ...], cache: Path, key: str, progress: Callable[[str], None]) -> None:
+def _make(command: tuple[str, ...], cache: Path, key: str, format: Format, progress: Callable[[str], None]) -> None:
     """Into the cache under its name only when it is complete."""
     with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as work:
         os.chmod(work, 0o755)
-        tree, image = Path(work) / "tree", Path(work) / "image"
+        tree, layer = Path(work) / "tree", Path(work) / "layer"
         _mmdebstrap(command, tree, progress)
         _empty_dev(tree)
         progress("converting to an EROFS image")
         # Later file times become the start of the day: the same packages on the same day give the same layer.
-        erofs.build(tree, image, epoch=int(time.time()) // _DAY * _DAY)
-        image.chmod(0o644)
-        os.replace(image, cache / f"{key}-{digest_of(image)}.erofs")
+        erofs.build(tree, layer, epoch=int(time.time()) // _DAY * _DAY, format=format)
+        target = cache / f"{key}-{refs.hex_of(content.read(layer).digest)}"
+        if not target.exists():
+            os.rename(layer, target)
     _bound(cache)
 
 
@@ -162,9 +169,9 @@ def _empty_dev(tree: Path) -> None:
 
 
 def _bound(cache: Path) -> None:
-    images = sorted(cache.glob("*.erofs"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in images[KEPT:]:
-        path.unlink(missing_ok=True)
+    layers = [path for path in cache.iterdir() if not path.name.startswith(".")]
+    for path in sorted(layers, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def host_mirrors(root: Path = _SOURCES) -> Mirrors:

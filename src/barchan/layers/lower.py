@@ -20,13 +20,14 @@ from typing import Literal
 import msgspec
 
 from barchan.errors import CreateFailed
-from barchan.kernel import loops, syscalls
+from barchan.layers import content
+from barchan.layers.attach import attach
+from barchan.layers.content import DATA, IMAGE
 
 Parts = tuple[bytes, ...]
 """A path below the root, without '.', '..' and links on the way."""
 OPAQUE = "trusted.overlay.opaque"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ATTRIBUTES = syscalls.ATTR_RDONLY | syscalls.ATTR_NODEV | syscalls.ATTR_NOSUID
 _COPY = 1 << 20
 
 
@@ -343,35 +344,27 @@ def _split(path: bytes) -> Parts:
 
 
 @contextmanager
-def mounted(images: Sequence[Path]) -> Iterator[Lower]:
-    """A stack of images, top first, mounted where nobody else sees them if a question is asked."""
+def mounted(layers: Sequence[Path]) -> Iterator[Lower]:
+    """A stack of layers by their directories, top first, mounted where nobody else sees them if a question is asked."""
     with ExitStack() as stack:
 
         def roots() -> list[int]:
             found = []
-            for image in images:
-                found.append(_mount(image))
+            for layer in layers:
+                found.append(_root(layer))
                 stack.callback(os.close, found[-1])
             return found
 
         yield Lower(roots)
 
 
-def _mount(image: Path) -> int:
-    try:
-        return _root(str(image))
-    except FileNotFoundError as error:
-        raise CreateFailed(f"{image.name} was removed meanwhile", hint="import again", phase="convert") from error
-    except OSError as error:
-        if error.errno != errno.ENOTBLK:
-            raise
-    with loops.attached(image, read_only=True) as device:
-        return _root(device)
-
-
-def _root(source: str) -> int:
+def _root(layer: Path) -> int:
     """The root directory of a new mount, which lasts as long as the descriptor."""
-    fd = syscalls.new_mount("erofs", (("source", source), ("ro", None)), _ATTRIBUTES)
+    try:
+        data = layer / DATA if content.read(layer).data else None
+        fd = attach(layer / IMAGE, data)
+    except FileNotFoundError as error:
+        raise CreateFailed(f"{layer.name} was removed meanwhile", hint="import again", phase="convert") from error
     try:
         return os.open(".", DIRECTORY, dir_fd=fd)
     finally:

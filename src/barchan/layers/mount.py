@@ -5,8 +5,7 @@
       <hex>/             the mount of the layer sha256:<hex>
 
 Two mounts of one image file would be two superblocks without a common page cache, so the mounts outlive the agent and
-are found again by their path. On kernels below 6.12 an image cannot be mounted from its file: a read-only loop device
-per layer stands between (`reduced`).
+are found again by their path. Kernels below 6.12 mount no files: read-only loop devices stand between (`reduced`).
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from barchan.errors import FeatureMissing, LayerCorrupt, NodeError
-from barchan.kernel import directories, loops, mounts, syscalls
+from barchan.kernel import directories, mounts, syscalls
 from barchan.layers import refs
+from barchan.layers.attach import attach
+from barchan.layers.content import DATA, IMAGE, Content
 from barchan.layers.store import Layer, LayerStore
 
-_ATTRIBUTES = syscalls.ATTR_RDONLY | syscalls.ATTR_NODEV | syscalls.ATTR_NOSUID
 _DAMAGED = (errno.EINVAL, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EOPNOTSUPP)
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -54,8 +54,7 @@ class LayerMounts:
             return fd
         with self._locked():
             if (fd := self._clone(target)) is None:
-                self._store.check(layer)
-                self._mount(layer, target)
+                self._mount(layer, self._store.check(layer), target)
                 fd = self._clone(target)
         if fd is None:
             raise NodeError(f"layer {layer.digest} was unmounted by someone else", phase="mount")
@@ -76,11 +75,10 @@ class LayerMounts:
         os.close(fd)
         return None
 
-    def _mount(self, layer: Layer, target: Path) -> None:
+    def _mount(self, layer: Layer, content: Content, target: Path) -> None:
         target.mkdir(mode=0o700, exist_ok=True)
         try:
-            with self._source(layer.path) as source:
-                fd = syscalls.new_mount("erofs", (("source", source), ("ro", None)), _ATTRIBUTES)
+            fd = attach(layer.path / IMAGE, layer.path / DATA if content.data else None, reduced=self._reduced)
             try:
                 syscalls.move_mount(fd, target)
             finally:
@@ -88,14 +86,6 @@ class LayerMounts:
         except OSError as error:
             target.rmdir()
             raise _typed(layer, error) from error
-
-    @contextmanager
-    def _source(self, path: Path) -> Iterator[str]:
-        if not self._reduced:
-            yield str(path)
-            return
-        with loops.attached(path, read_only=True) as device:
-            yield device
 
     def mounted(self) -> frozenset[str]:
         """Digests of the layers that are mounted."""
@@ -135,12 +125,6 @@ class LayerMounts:
 def _typed(layer: Layer, error: OSError) -> NodeError:
     if error.errno == errno.ENODEV:
         return FeatureMissing(f"no EROFS in this kernel: {error}", hint="load the module erofs", phase="mount")
-    if error.errno == errno.ENOTBLK:
-        return FeatureMissing(
-            f"EROFS images cannot be mounted from files on {layer.path.parent}: {error}",
-            hint="put the data directory on ext4, xfs or btrfs, or set kernel = reduced",
-            phase="mount",
-        )
     if error.errno in _DAMAGED:
         return LayerCorrupt(
             f"layer {layer.digest} does not mount: {error}",

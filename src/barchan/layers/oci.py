@@ -12,13 +12,14 @@ from typing import Literal, NamedTuple
 
 from barchan.errors import InvalidRequest
 from barchan.kernel import directories
-from barchan.layers import changeset, compression, erofs, lower, stack
+from barchan.layers import changeset, compression, content, erofs, lower, stack
 from barchan.layers.catalog import NameEntry
+from barchan.layers.content import Format
 from barchan.layers.conversions import Conversion, Conversions
 from barchan.layers.oci_blobs import Parts, verified
 from barchan.layers.oci_schema import wrong
 from barchan.layers.oci_select import Image, LayerPart
-from barchan.layers.store import LayerStore, StackFile, digest_of
+from barchan.layers.store import LayerStore, StackFile
 from barchan.spec import MIB
 
 
@@ -49,23 +50,24 @@ def import_image(
     kind: str,
     progress: Progress,
     manifest: str = "",
+    format: Format = "split",
 ) -> NameEntry:
     """Give the image the next version of `name`; the same image again is no new version.
 
-    `manifest`: its digest at the registry it comes from.
+    `manifest`: its digest at the registry it comes from. `format` is that of layers which are new here.
 
     Raises `InvalidRequest` naming the blob or the member at fault, `NodeStorageFull`, `FeatureMissing`; the store is then
     as it was.
     """
     with store.temporary() as work:
-        conversion = _Conversion(store, parts, work, _Course(image.layers, progress))
+        conversion = _Conversion(store, parts, work, _Course(image.layers, progress), format)
         for part in image.layers:
             conversion.add(part)
         layers = tuple(conversion.digests())
         if len(layers) > stack.MOST:
             raise wrong(f"the image has {len(layers)} layers, at most {stack.MOST}", "flatten it, or squash layers")
         document = StackFile(layers=layers, config=image.config)
-        entry = store.add_stack(conversion.images, document, name, source=source, kind=kind, manifest=manifest)
+        entry = store.add_stack(conversion.made, document, name, source=source, kind=kind, manifest=manifest)
         conversion.record()
         return entry
 
@@ -94,11 +96,11 @@ class _Course:
 class _Conversion:
     """Layers from the bottom up. What is new lies in `work` until the whole image is there."""
 
-    def __init__(self, store: LayerStore, parts: Parts, work: Path, course: _Course) -> None:
+    def __init__(self, store: LayerStore, parts: Parts, work: Path, course: _Course, format: Format) -> None:
         self._store, self._known = store, Conversions(store)
-        self._parts, self._work, self._course = parts, work, course
+        self._parts, self._work, self._course, self._format = parts, work, course, format
         self._done: list[Conversion] = []
-        self.images: dict[str, Path] = {}
+        self.made: dict[str, Path] = {}
 
     def add(self, part: LayerPart) -> None:
         self._course.begin()
@@ -115,7 +117,7 @@ class _Conversion:
         return [*(one for one in self._done if one.diff_id == diff_id), *self._known.of(diff_id)]
 
     def _below(self) -> tuple[Path, ...]:
-        return tuple(self.images.get(d) or self._store.image_path(d) for d in reversed(self.digests()))
+        return tuple(self.made.get(d) or self._store.layer_path(d) for d in reversed(self.digests()))
 
     def digests(self) -> list[str]:
         """Bottom first. Of two equal layers the upper one covers all that the lower one could show."""
@@ -123,16 +125,16 @@ class _Conversion:
 
     def _convert(self, part: LayerPart, below: lower.Lower) -> Conversion:
         with self._store.temporary() as work:
-            archive, tree, image = work / "tar", work / "tree", work / "image"
+            archive, tree, layer = work / "tar", work / "tree", work / "layer"
             self._pull(part, archive)
             self._course.have()
             self._course.tell("convert", f"converting {archive.stat().st_size / MIB:.1f} MiB")
             directories.make(tree, 0o755)
             bottom = changeset.apply(archive, tree, below, f"layer {part.diff_id}")
             archive.unlink()
-            erofs.build(tree, image, exact=True)
-            digest = "sha256:" + digest_of(image)
-            self.images[digest] = image.rename(self._work / digest)
+            erofs.build(tree, layer, exact=True, format=self._format)
+            digest = content.read(layer).digest
+            self.made[digest] = layer.rename(self._work / digest)
         facts = tuple(below.facts.values())
         return Conversion(diff_id=part.diff_id, layer=digest, facts=facts, bottom=bottom)
 

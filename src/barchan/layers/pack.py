@@ -13,12 +13,12 @@ import msgspec
 
 from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories, syscalls
-from barchan.layers import erofs
+from barchan.layers import content, erofs
 from barchan.layers.catalog import NameEntry, Provenance
 from barchan.layers.flatten import Flattening
 from barchan.layers.lower import DIRECTORY, Lower
 from barchan.layers.scrub import Policy
-from barchan.layers.store import Layer, LayerStore, StackFile, digest_of
+from barchan.layers.store import Layer, LayerStore, StackFile
 from barchan.names import check_name
 from barchan.packing import PackedLayer
 
@@ -77,19 +77,19 @@ def pack(
     """
     check_name(name, "name")
     with store.temporary() as work, _directory(upper) as taken:
-        tree, image = stage or work / "tree", work / "image"
+        tree, layer = stage or work / "tree", work / "layer"
         directories.make(tree, 0o755)
         with _directory(tree) as target:
             flat = Flattening(taken, target, below, policy, shutil.disk_usage(work).free - _SPARE)
             flat.run()
-        erofs.build(tree, image, exact=True)
+        erofs.build(tree, layer, exact=True)
         made = _made(flat, provenance)
         if whole and flat.nothing:
-            layer, entry = _renamed(store, name, source, kind, whole, made)
+            added, entry = _renamed(store, name, source, kind, whole, made)
         else:
-            layer, entry = _added(store, image, name, source, kind, whole, made)
+            added, entry = _added(store, layer, name, source, kind, whole, made)
     return PackReport(
-        layer=layer,
+        layer=added,
         entry=entry,
         layers=len(store.layers_of(entry.digest)),
         entries=flat.entries,
@@ -112,16 +112,15 @@ def _made(flat: Flattening, asked: Provenance | None) -> Provenance:
 
 
 def _added(
-    store: LayerStore, image: Path, name: str, source: str, kind: str, whole: Whole | None, made: Provenance
+    store: LayerStore, layer: Path, name: str, source: str, kind: str, whole: Whole | None, made: Provenance
 ) -> tuple[Layer, NameEntry]:
     if whole is None:
-        layer = store.add(image, name, source=source, kind=kind, provenance=made)
-        return layer, store.catalog.entry(name, layer.version)
-    digest = "sha256:" + digest_of(image)
+        added = store.add(layer, name, source=source, kind=kind, provenance=made)
+        return added, store.catalog.entry(name, added.version)
+    digest = content.read(layer).digest
     stack = StackFile(layers=(*whole.below, digest), config=whole.config)
-    entry = store.add_stack({digest: image}, stack, name, source=source, kind=kind, provenance=made)
-    path = store.image_path(digest)
-    return Layer(digest, path, path.stat().st_size), entry
+    entry = store.add_stack({digest: layer}, stack, name, source=source, kind=kind, provenance=made)
+    return Layer(digest, store.layer_path(digest), store.size(digest)), entry
 
 
 def _renamed(
@@ -130,8 +129,8 @@ def _renamed(
     """Nothing was changed: the image has the layers that the sandbox was made of, and none on top."""
     stack = StackFile(layers=whole.below, config=whole.config)
     entry = store.add_stack({}, stack, name, source=source, kind=kind, provenance=made)
-    path = store.image_path(whole.below[-1])
-    return Layer(whole.below[-1], path, path.stat().st_size), entry
+    top = whole.below[-1]
+    return Layer(top, store.layer_path(top), store.size(top)), entry
 
 
 def found(store: LayerStore, name: str, sandbox: str, operation: str) -> PackedLayer | None:
@@ -141,12 +140,11 @@ def found(store: LayerStore, name: str, sandbox: str, operation: str) -> PackedL
         made = entry.provenance
         if made is not None and (entry.source, entry.kind, made.operation) == (sandbox, KIND, operation):
             layers = store.layers_of(entry.digest)
-            size = store.image_path(layers[-1]).stat().st_size
             return PackedLayer(
                 **_names(entry, sandbox),
                 layer=layers[-1],
                 layers=len(layers),
-                size=size,
+                size=store.size(layers[-1]),
                 content=made.content,
                 entries=made.entries,
                 left_out=dict(made.left_out),

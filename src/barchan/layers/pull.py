@@ -15,6 +15,7 @@ from barchan.errors import EnvironmentNotFound
 from barchan.image_refs import ImageRef, is_image, parse_image
 from barchan.layers import oci, refs
 from barchan.layers.catalog import NameEntry, flock
+from barchan.layers.content import Format
 from barchan.layers.oci import Step
 from barchan.layers.oci_schema import Platform, parse_platform
 from barchan.layers.registry import open_image
@@ -46,12 +47,13 @@ def pull(
     platform: str = "linux/amd64",
     access: RegistryAccess = RegistryAccess(),  # noqa: B008
     again: bool = False,
+    format: Format = "split",
     told: Told = untold,
 ) -> NameEntry:
     """The image under the name that it was asked by, and under its digest. Blocking; one at a time for each reference.
 
-    `again`: ask the registry what a tag means now, also if an image of it is here. Raises `ImageNotFound`, `ImageDenied`,
-    `RegistryUnavailable`, and what `oci.import_image` does.
+    `format` is that of layers which are new here. `again`: ask the registry what a tag means now, also if an image of it is
+    here. Raises `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, and what `oci.import_image` does.
     """
     image, wanted = parse_image(ref).unambiguous, parse_platform(platform)
     told(PullProgress(image=ref, phase="waiting"))
@@ -59,7 +61,7 @@ def pull(
         if (entry := known(store, ref)) is not None and not (again and image.tag):
             return entry
         store.sweep()
-        return _fetch(store, image, wanted, access, _Telling(ref, told))
+        return _fetch(store, image, wanted, access, format, _Telling(ref, told))
 
 
 class _Telling:
@@ -88,13 +90,26 @@ class _Telling:
 
 
 def _fetch(
-    store: LayerStore, ref: ImageRef, platform: Platform, access: RegistryAccess, telling: _Telling
+    store: LayerStore,
+    ref: ImageRef,
+    platform: Platform,
+    access: RegistryAccess,
+    format: Format,
+    telling: _Telling,
 ) -> NameEntry:
     with store.temporary() as work, open_image(ref, platform, work, access, telling.moved) as found:
         image = found.describe(platform)
         pinned = str(ref.pinned(found.digest))
         entry = known(store, pinned) or oci.import_image(
-            store, found, image, pinned, source=str(ref), kind=KIND, progress=telling.step, manifest=found.digest
+            store,
+            found,
+            image,
+            pinned,
+            source=str(ref),
+            kind=KIND,
+            progress=telling.step,
+            manifest=found.digest,
+            format=format,
         )
     if pinned == str(ref):
         return entry

@@ -17,6 +17,7 @@ from barchan.config import RegistryAccess, decode_config
 from barchan.environments import PullProgress
 from barchan.errors import BarchanError, ErrorBody, InternalError
 from barchan.layers.catalog import described
+from barchan.layers.content import Format
 from barchan.layers.pull import pull
 from barchan.layers.store import LayerStore
 from barchan.wire.messages import EnvironmentInfo
@@ -27,6 +28,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
     ref: str
     access: RegistryAccess = RegistryAccess()
     again: bool = False
+    format: Format = "split"
 
 
 class PullNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,7 +42,9 @@ def main() -> int:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         store = LayerStore(request.store)
-        entry = pull(store, request.ref, access=request.access, again=request.again, told=_progress)
+        entry = pull(
+            store, request.ref, access=request.access, again=request.again, format=request.format, told=_progress
+        )
     except BarchanError as error:
         _tell(PullNews(error=error.body()))
     except Exception as error:

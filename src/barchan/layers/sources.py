@@ -14,6 +14,7 @@ from barchan.errors import InvalidRequest, NodeStorageFull
 from barchan.kernel import directories
 from barchan.layers import compression, erofs, oci, untar
 from barchan.layers.catalog import NameEntry
+from barchan.layers.content import Format
 from barchan.layers.oci_blobs import Archive, Directory, document
 from barchan.layers.oci_schema import DockerImage, Platform, decode, parse_platform
 from barchan.layers.oci_select import Image, docker_image, layout_image
@@ -27,11 +28,15 @@ _LAYOUT, _INDEX, _DOCKER = "oci-layout", "index.json", "manifest.json"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What to take from a source. `type` None: find out. `image`: tag, name or digest, "" for the only one."""
+    """What to take from a source. `type` None: find out. `image`: tag, name or digest, "" for the only one.
+
+    `format` is that of the layers made of it, but for those of an image that are known from another one.
+    """
 
     type: SourceType | None = None
     image: str = ""
     platform: str = PLATFORM
+    format: Format = "split"
 
 
 def import_environment(
@@ -57,10 +62,17 @@ def import_environment(
         kind, archive = _archive_kind(plain, source, wanted.type)
         if archive is None:
             _check_no_image(wanted, kind)
-            return _import_tree(store, name, plain, source)
+            return _import_tree(store, name, plain, source, format=wanted.format)
         image = _image(archive, kind, wanted, platform)
         return oci.import_image(
-            store, archive, image, name, source=str(source), kind=kind, progress=lambda step: progress(step.text)
+            store,
+            archive,
+            image,
+            name,
+            source=str(source),
+            kind=kind,
+            progress=lambda step: progress(step.text),
+            format=wanted.format,
         )
 
 
@@ -72,12 +84,19 @@ def _from_directory(
     if kind == "oci":
         image = layout_image(parts, wanted.image, platform)
         return oci.import_image(
-            store, parts, image, name, source=str(source), kind=kind, progress=lambda step: progress(step.text)
+            store,
+            parts,
+            image,
+            name,
+            source=str(source),
+            kind=kind,
+            progress=lambda step: progress(step.text),
+            format=wanted.format,
         )
     if kind != "directory":
         raise _not(source, "a directory", kind)
     _check_no_image(wanted, kind)
-    return _import_tree(store, name, source, source)
+    return _import_tree(store, name, source, source, format=wanted.format)
 
 
 def _plain(source: Path, work: Path, progress: Callable[[str], None]) -> Path:
@@ -135,7 +154,13 @@ def _check_no_image(wanted: Wanted, kind: str) -> None:
 
 
 def import_layer(
-    store: LayerStore, name: str, source: Path, *, epoch: int | None = None, kind: str = "import"
+    store: LayerStore,
+    name: str,
+    source: Path,
+    *,
+    epoch: int | None = None,
+    kind: str = "import",
+    format: Format = "split",
 ) -> Layer:
     """Make a layer of a directory or a tar and give it the next version of `name`.
 
@@ -145,20 +170,27 @@ def import_layer(
     check_name(name, "name")
     with _typed(source), store.temporary() as work:
         plain = source if source.is_dir() else _plain(source, work, lambda line: None)
-        return _import_tree(store, name, plain, source, epoch=epoch, kind=kind)
+        return _import_tree(store, name, plain, source, epoch=epoch, kind=kind, format=format)
 
 
 def _import_tree(
-    store: LayerStore, name: str, tree: Path, source: Path, *, epoch: int | None = None, kind: str = "import"
+    store: LayerStore,
+    name: str,
+    tree: Path,
+    source: Path,
+    *,
+    epoch: int | None = None,
+    kind: str = "import",
+    format: Format = "split",
 ) -> Layer:
     with store.temporary() as work:
         if not tree.is_dir():
             archive, tree = tree, work / "tree"
             directories.make(tree, 0o755)
             untar.unpack(archive, tree, str(source))
-        image = work / "image"
-        erofs.build(tree, image, epoch=epoch)
-        return store.add(image, name, source=str(source), kind=kind)
+        layer = work / "layer"
+        erofs.build(tree, layer, epoch=epoch, format=format)
+        return store.add(layer, name, source=str(source), kind=kind)
 
 
 @contextmanager

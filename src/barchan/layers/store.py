@@ -1,15 +1,15 @@
-"""The layer store of one host: images by content, and the names that point to them."""
+"""The layer store of one host: layers by content, and the names that point to them."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,21 +17,21 @@ import msgspec
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt
 from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
+from barchan.layers import content as contents
 from barchan.layers import pointers, refs
 from barchan.layers.catalog import REMEDY, Catalog, NameEntry, Provenance, flock, sync, write
+from barchan.layers.content import Content
 from barchan.names import check_name
-
-_SUPERBLOCK_AT = 1024
-_SUPERBLOCK = struct.Struct("<III")
-_MAGIC = 0xE0F5E1E2
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One immutable image. `name` and `version` say how it was asked for; "" and 0 for a bare digest."""
+    """One immutable layer. `name` and `version` say how it was asked for; "" and 0 for a bare digest."""
 
     digest: str
     path: Path
+    """The directory of its files: see `content`."""
     size: int
+    """Bytes that it takes."""
     name: str = ""
     version: int = 0
     reference: str = ""
@@ -49,7 +49,7 @@ class StackFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stamp(msgspec.Struct, frozen=True):
-    """The file that was hashed and found right. A change to any of these means: hash it again."""
+    """A file that was hashed and found right. A change to any of these means: hash it again."""
 
     inode: int
     mtime_ns: int
@@ -60,8 +60,8 @@ class LayerStore:
     """Content-addressed images and their names.
 
         <root>/
-          sha256/<hex>.erofs        image, 0400, never changed once it has this name
-          verified/<hex>            which inode, mtime and size were last hashed and found right
+          sha256/<hex>/             a layer (`content`), its files 0400, never changed once it has this name
+          verified/<hex>            which inodes, mtimes and sizes were last hashed and found right
           stacks/<hex>.json         images of several layers, named by their own SHA-256
           converted/<diff id>/      what became of the layers of OCI images (`conversions`)
           names/                    what names mean (`catalog`)
@@ -77,13 +77,13 @@ class LayerStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._images, self.catalog = root / "sha256", Catalog(root / "names")
+        self._layers, self.catalog = root / "sha256", Catalog(root / "names")
         self._verified, self._tmp = root / "verified", root / "tmp"
         self._stacks, self.converted, self.pulling = root / "stacks", root / "converted", root / "pulling"
         self.unused, self.prefetch = root / "unused", root / "prefetch"
         every = (
             root,
-            self._images,
+            self._layers,
             self.catalog.root,
             self._verified,
             self._tmp,
@@ -113,20 +113,21 @@ class LayerStore:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def add(
-        self, image: Path, name: str, *, source: str = "", kind: str = "", provenance: Provenance | None = None
+        self, made: Path, name: str, *, source: str = "", kind: str = "", provenance: Provenance | None = None
     ) -> Layer:
-        """Take over an image file that lies on the store's file system, under the next version of `name`."""
+        """Take over a layer that `erofs.build` made on the store's file system, under the next version of `name`."""
         check_name(name, "name")
-        digest = "sha256:" + digest_of(image)
+        content = contents.read(made)
+        digest, size = content.digest, content.used
         with flock(self.root / "lock", fcntl.LOCK_SH), self.catalog.locked(name):
-            path, size = self._place(image, digest)
-            made = NameEntry(name=name, digest=digest, size=size, source=source, kind=kind, provenance=provenance)
-            entry = self.catalog.add(made)
+            path = self._place(made, content)
+            wanted = NameEntry(name=name, digest=digest, size=size, source=source, kind=kind, provenance=provenance)
+            entry = self.catalog.add(wanted)
         return Layer(digest, path, size, name, entry.version, entry.reference)
 
     def add_stack(
         self,
-        images: Mapping[str, Path],
+        made: Mapping[str, Path],
         stack: StackFile,
         name: str,
         *,
@@ -135,22 +136,22 @@ class LayerStore:
         manifest: str = "",
         provenance: Provenance | None = None,
     ) -> NameEntry:
-        """Take over the images of a stack, by digest, under the next version of `name`: of an image its reference.
+        """Take over the new layers of a stack, by digest, under the next version of `name`: of an image its reference.
 
-        Layers of the stack that are not in `images` must be in the store: `CreateFailed` when one was removed meanwhile.
+        Layers of the stack that are not in `made` must be in the store: `CreateFailed` when one was removed meanwhile.
         """
         refs.parse(name, "name")
         document = msgspec.json.format(msgspec.json.encode(stack, order="deterministic"))
         digest = "sha256:" + hashlib.sha256(document).hexdigest()
         with flock(self.root / "lock", fcntl.LOCK_SH), self.catalog.locked(name):
-            for layer, image in images.items():
-                self._place(image, layer)
-            if gone := [layer for layer in stack.layers if not self._path(layer).exists()]:
+            for layer in made.values():
+                self._place(layer, contents.read(layer))
+            if gone := [layer for layer in stack.layers if not self.layer_path(layer).exists()]:
                 raise CreateFailed(f"layer {gone[0]} was removed meanwhile", hint="import again", phase="convert")
             write(self._stacks / f"{refs.hex_of(digest)}.json", document)
-            size = sum(self._path(layer).stat().st_size for layer in stack.layers)
-            made = NameEntry(name=name, digest=digest, size=size, source=source, kind=kind, manifest=manifest)
-            return self.catalog.add(msgspec.structs.replace(made, provenance=provenance))
+            size = sum(self.size(layer) for layer in stack.layers)
+            entry = NameEntry(name=name, digest=digest, size=size, source=source, kind=kind, manifest=manifest)
+            return self.catalog.add(msgspec.structs.replace(entry, provenance=provenance))
 
     def stack(self, digest: str) -> StackFile | None:
         """The image of that digest; None when it is of a single layer, or unknown."""
@@ -164,20 +165,27 @@ class LayerStore:
         except (OSError, msgspec.DecodeError) as error:
             raise LayerCorrupt(f"image {digest} cannot be read: {error}", hint=REMEDY, phase="resolve") from error
 
-    def _place(self, image: Path, digest: str) -> tuple[Path, int]:
-        path, size = self._path(digest), image.stat().st_size
-        if path.exists() and path.stat().st_size == size:
-            image.unlink()
-            return path, size
-        image.chmod(0o400)
-        sync(image)
-        os.replace(image, path)
-        sync(path.parent)
-        return path, size
+    def _place(self, made: Path, content: Content) -> Path:
+        path = self.layer_path(content.digest)
+        with self.temporary() as work:
+            if not _intact(path, content):
+                contents.settle(made)
+                with suppress(FileNotFoundError):
+                    os.rename(path, work / "damaged")
+                with _unless_there():
+                    os.rename(made, path)
+                sync(path.parent)
+            if made.exists():
+                os.rename(made, work / "needless")
+        return path
 
-    def image_path(self, digest: str) -> Path:
-        """Where the image of a layer is, or would be."""
-        return self._path(digest)
+    def layer_path(self, digest: str) -> Path:
+        """The directory of a layer, or where it would be."""
+        return self._layers / refs.hex_of(digest)
+
+    def size(self, digest: str) -> int:
+        """Bytes that a layer takes. `FileNotFoundError`, `LayerCorrupt`."""
+        return contents.read(self.layer_path(digest), digest).used
 
     def resolve(self, ref: str, field: str = "environment") -> Layer:
         """The layer that a reference names; of a stack the top one. `EnvironmentNotFound` tells names that are near."""
@@ -195,13 +203,13 @@ class LayerStore:
         return msgspec.structs.replace(top, name=name, below=tuple(below), config=stack.config)
 
     def _single(self, digest: str, name: str, version: int, ref: str, reference: str) -> Layer:
-        path = self._path(digest)
+        path = self.layer_path(digest)
         try:
-            return Layer(digest, path, path.stat().st_size, name, version, reference)
+            return Layer(digest, path, self.size(digest), name, version, reference)
         except FileNotFoundError as error:
             if not name:
                 raise EnvironmentNotFound(f"no layer {ref}", hint="`barchan env ls` lists what is here") from error
-            raise LayerCorrupt(f"{ref}: its image {digest} is missing", hint=REMEDY, phase="resolve") from error
+            raise LayerCorrupt(f"{ref}: its layer {digest} is missing", hint=REMEDY, phase="resolve") from error
 
     def remove(self, ref: str) -> tuple[NameEntry, ...]:
         """Forget `name@version`, or every version of `name`; returns them. The layers go later (`gc`). Of a tag or an alias
@@ -246,7 +254,18 @@ class LayerStore:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every layer, by digest."""
-        return {f"sha256:{image.stem}": image.stat().st_size for image in self._images.glob("*.erofs")}
+        return {digest: self._size_at_most(digest) for digest in self.digests()}
+
+    def digests(self) -> frozenset[str]:
+        """Of every layer."""
+        return frozenset(f"sha256:{name}" for name in os.listdir(self._layers))
+
+    def _size_at_most(self, digest: str) -> int:
+        """0 for one that does not say, or is being removed."""
+        try:
+            return self.size(digest)
+        except (LayerCorrupt, OSError):
+            return 0
 
     def reached(self) -> set[str]:
         """Digests of the layers that names and aliases stand for."""
@@ -260,12 +279,13 @@ class LayerStore:
     def discard(self, digest: str) -> None:
         """Remove a layer. One that is mounted stays readable for those who have it. Idempotent."""
         (self._verified / refs.hex_of(digest)).unlink(missing_ok=True)
-        self._path(digest).unlink(missing_ok=True)
+        with self.temporary() as work, suppress(FileNotFoundError):
+            os.rename(self.layer_path(digest), work / "unused")
 
     def discard_leftovers(self) -> None:
         """What speaks of images and layers that are gone."""
         named = self.catalog.digests()
-        kept = {refs.hex_of(digest) for digest in self.sizes()}
+        kept = {refs.hex_of(digest) for digest in self.digests()}
         for document in self._stacks.glob("*.json"):
             if f"sha256:{document.stem}" not in named:
                 document.unlink(missing_ok=True)
@@ -273,59 +293,54 @@ class LayerStore:
             if record.stem not in kept:
                 record.unlink(missing_ok=True)
 
-    def check(self, layer: Layer) -> None:
-        """Before a mount: the superblock, and the whole content unless this very file was hashed before."""
-        _check_superblock(layer.path, layer.digest)
-        stamp = self._verified / refs.hex_of(layer.digest)
+    def check(self, layer: Layer) -> Content:
+        """Before a mount: whether all is there, and the whole content unless these very files were hashed before."""
         try:
-            known = msgspec.json.decode(stamp.read_bytes(), type=_Stamp)
+            content = contents.read(layer.path, layer.digest)
+            known = msgspec.json.decode(self._stamp(layer.digest).read_bytes(), type=dict[str, _Stamp])
+            if known == _stamps_of(layer.path, content):
+                return content
         except (FileNotFoundError, msgspec.DecodeError):
-            known = None
-        if known != _stamp_of(layer.path):
-            self.verify(layer.digest)
+            pass
+        return self.verify(layer.digest)
 
-    def verify(self, digest: str) -> None:
-        """Read the whole image and compare. `LayerCorrupt` names the digest and the remedy."""
-        path = self._path(digest)
-        stamp = self._verified / refs.hex_of(digest)
+    def verify(self, digest: str) -> Content:
+        """Read the whole layer and compare. `LayerCorrupt` names the digest and the remedy."""
+        path = self.layer_path(digest)
+        stamp = self._stamp(digest)
         try:
-            seen = _stamp_of(path)
-            found = digest_of(path)
+            before = _stamps_of(path, contents.read(path, digest))
+            content = contents.verify(path, digest)
         except OSError as error:
-            raise LayerCorrupt(f"layer {digest} cannot be read: {error}", hint=REMEDY, phase="verify") from error
-        if found != refs.hex_of(digest):
+            raise contents.corrupt(digest, f"cannot be read: {error}") from error
+        except LayerCorrupt:
             stamp.unlink(missing_ok=True)
-            raise LayerCorrupt(f"layer {digest} has changed: it hashes to sha256:{found}", hint=REMEDY, phase="verify")
-        write(stamp, msgspec.json.encode(seen))
+            raise
+        write(stamp, msgspec.json.encode(before))
+        return content
 
-    def _path(self, digest: str) -> Path:
-        return self._images / f"{refs.hex_of(digest)}.erofs"
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    def _stamp(self, digest: str) -> Path:
+        return self._verified / refs.hex_of(digest)
 
 
-def _stamp_of(path: Path) -> _Stamp:
-    stat = path.stat()
-    return _Stamp(stat.st_ino, stat.st_mtime_ns, stat.st_size)
+def _stamps_of(path: Path, content: Content) -> dict[str, _Stamp]:
+    found = {name: (path / name).stat() for name in content.files}
+    return {name: _Stamp(stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}
 
 
-def _check_superblock(path: Path, digest: str) -> None:
-    """Magic number and length; the kernel checks the superblock's checksum when it mounts."""
+def _intact(path: Path, content: Content) -> bool:
+    """Whether this layer is there already, as far as can be seen without reading all of it."""
     try:
-        with path.open("rb") as file:
-            file.seek(_SUPERBLOCK_AT)
-            head = file.read(64)
-            size = os.fstat(file.fileno()).st_size
+        return contents.read(path, content.digest) == content and contents.whole(path, content)
+    except (FileNotFoundError, LayerCorrupt):
+        return False
+
+
+@contextmanager
+def _unless_there() -> Iterator[None]:
+    """Somebody else may have placed the same layer a moment ago."""
+    try:
+        yield
     except OSError as error:
-        raise LayerCorrupt(f"layer {digest} cannot be read: {error}", hint=REMEDY, phase="verify") from error
-    if len(head) < 64 or _SUPERBLOCK.unpack_from(head)[0] != _MAGIC:
-        raise LayerCorrupt(f"layer {digest} has no EROFS superblock", hint=REMEDY, phase="verify")
-    blocks, shift = struct.unpack_from("<I", head, 36)[0], head[12]
-    if blocks << shift > size:
-        raise LayerCorrupt(
-            f"layer {digest} is cut short: {size} of {blocks << shift} bytes", hint=REMEDY, phase="verify"
-        )
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
