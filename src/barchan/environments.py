@@ -29,6 +29,8 @@ class EnvironmentRef(_Value, frozen=True, kw_only=True):
     base: str
     workspace: str | None = None
     toolkits: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    """In answers: what the names above were in the request, from the bottom up. In a request it counts for nothing."""
     locked: tuple[LockedLayers, ...] = ()
     """Of a lock file: for each name, from the bottom up, what it must be; none for whatever the names mean."""
 

@@ -60,10 +60,10 @@ def stacked(configs: Iterable[ImageConfig]) -> ImageConfig:
 
 
 def renamed(environment: EnvironmentRef, names: Sequence[str]) -> EnvironmentRef:
-    """The same parts by other names, in the order of `EnvironmentRef.names`."""
+    """The same parts by other names, in the order of `EnvironmentRef.names`, and what they were called before."""
     base, *above = names
     workspace = above.pop(0) if environment.workspace else None
-    return EnvironmentRef(base=base, workspace=workspace, toolkits=tuple(above))
+    return EnvironmentRef(base=base, workspace=workspace, toolkits=tuple(above), asked=environment.names())
 
 
 def settled(spec: SandboxSpec, environment: EnvironmentRef, config: ImageConfig) -> SandboxSpec:

@@ -22,7 +22,7 @@ LIMITS = Limits(memory=64 * MIB, disk=32 * MIB)
 PROCESS = {"Env": ["PATH=/bin", "WORD=hello"], "User": "1000", "WorkingDir": "/srv"}
 
 
-def pushed(hub: Registry, path: Path, tag: str) -> str:
+def pushed(hub: Registry, path: Path, tag: str, content: bytes = b"", process: dict[str, object] = PROCESS) -> str:
     """An image with a shell. Returns its reference without scheme."""
     base = [
         *(folder(name) for name in ("bin", "etc", "proc", "sys", "dev", "tmp", "srv")),
@@ -30,7 +30,7 @@ def pushed(hub: Registry, path: Path, tag: str) -> str:
         *(symlink(f"bin/{name}", "busybox") for name in ("sh", "cat", "id")),
     ]
     layout = Layout(path)
-    layout.add(tag, [tar(base), tar([file("tag", tag.encode())])], config={"config": PROCESS})
+    layout.add(tag, [tar(base), tar([file("tag", content or tag.encode())])], config={"config": process})
     return hub.push(layout, tag, f"test:{tag}").removeprefix("docker://")
 
 
@@ -107,6 +107,46 @@ async def test_what_cannot_be_fetched_is_named(
     assert failed.value.phase == "resolve"
     with pytest.raises(errors.InvalidRequest):
         await client.create(image="Not/An:Image", limits=LIMITS)
+
+
+async def test_a_lock_of_an_image_fetches_it_by_digest(
+    client: Client, server: Server, hub: Registry, tmp_path: Path
+) -> None:
+    image = pushed(hub, tmp_path / "image", "locked")
+    await client.pull(image)
+    lock = await client.lock(image=image)
+    server.run("env", "rm", f"docker://{image}")
+    server.run("layer", "gc", "--grace", "0")
+    pushed(hub, tmp_path / "other", "locked", content=b"moved")
+    async with await client.create(lock=lock, limits=LIMITS) as box:
+        assert (await box.run("cat /tag", check=True)).stdout == b"locked"
+        assert box.info.environment.base == lock.base.reference
+
+
+async def test_a_sandbox_is_found_by_the_tag_it_was_asked_for(client: Client, hub: Registry, tmp_path: Path) -> None:
+    image = pushed(hub, tmp_path / "image", "listed")
+    async with await client.create(image=image, limits=LIMITS) as box:
+        for name in (f"docker://{image}", box.info.environment.base):
+            assert [info.id for info in await client.list(environment=name)] == [box.id]
+        assert not await client.list(environment=f"docker://{image}x")
+
+
+def test_an_image_without_a_command_runs_its_own(server: Server, hub: Registry, tmp_path: Path) -> None:
+    process = {**PROCESS, "Entrypoint": ["/bin/busybox", "echo"], "Cmd": ["from", "the image"]}
+    image = f"docker://{pushed(hub, tmp_path / 'image', 'starts', process=process)}"
+    barchan = (sys.executable, "-m", "barchan.cli.main", "run", "--memory", "64m", "--data", str(server.data))
+
+    def run(*argv: str, code: int = 0) -> tuple[bytes, bytes]:
+        done = subprocess.run([*barchan, *argv], input=b"echo typed", capture_output=True, check=False, timeout=60)
+        assert done.returncode == code, done.stderr
+        return done.stdout, done.stderr
+
+    assert run(image)[0] == run("-i", image)[0] == b"from the image\n"
+    assert run(image, "cat", "/tag")[0] == b"starts", "as it stands, whatever the entrypoint"
+    silent = f"docker://{pushed(hub, tmp_path / 'silent', 'silent')}"
+    assert run("-i", silent)[0] == b"typed\n", "a shell"
+    out, error = run(silent, code=125)
+    assert not out and b"has no command of its own" in error and b"-it runs a shell" in error
 
 
 def test_the_command_line(server: Server, hub: Registry, tmp_path: Path) -> None:

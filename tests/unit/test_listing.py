@@ -46,6 +46,27 @@ def test_each_filter(yes: dict[str, Any], no: dict[str, Any]) -> None:
     assert shown(ROW, **yes) and not shown(ROW, **no)
 
 
+@pytest.mark.parametrize(
+    ("yes", "no"),
+    [
+        ("docker://debian:12", "docker://debian"),
+        ("docker://docker.io/library/debian:12", "docker://ghcr.io/library/debian:12"),
+        ("docker://debian@sha256:" + "a" * 64, "docker://debian@sha256:" + "b" * 64),
+        ("tools:stable", "tools:next"),
+        ("tools", "tool"),
+        ("fast", "slow"),
+    ],
+)
+def test_a_sandbox_is_found_by_what_it_was_asked_for_and_by_what_that_meant(yes: str, no: str) -> None:
+    environment = EnvironmentRef(
+        base="docker://docker.io/library/debian@sha256:" + "a" * 64,
+        toolkits=("tools@4", "work@1"),
+        asked=("docker://debian:12", "tools:stable", "fast"),
+    )
+    row = msgspec.structs.replace(ROW, spec=msgspec.structs.replace(SPEC, environment=environment))
+    assert shown(row, environment=yes) and not shown(row, environment=no)
+
+
 def test_the_ended_are_shown_when_asked_for() -> None:
     ended = msgspec.structs.replace(ROW, state="failed", ended=150.0)
     assert not shown(ended) and not shown(ended, states=("ready",), ended=True)

@@ -61,9 +61,9 @@ SETTLED = 64
 SLOTS_SHARE = 8
 """Of the ranges of host ids one part in so many is for what is made ahead."""
 _OF_COMMANDS: dict[str, Any] = {
-    "labels": {}, "env": {}, "secrets": {}, "user": "root", "workdir": "/", "idle_timeout": 1.0, "lifetime": 1.0,
+    "environment": EnvironmentRef(base=""), "labels": {}, "env": {}, "secrets": {}, "user": "root", "workdir": "/", "idle_timeout": 1.0, "lifetime": 1.0,
 }  # fmt: skip
-"""Fields of a spec that do not change the container."""
+"""Fields of a spec that do not change the container, its layers aside."""
 
 
 class ContainerBackend:

@@ -147,14 +147,7 @@ def _text_pairs(items: tuple[str, ...], field: str) -> dict[str, str]:
 
 
 def exec_request(argv: tuple[str, ...], options: dict[str, Any]) -> Exec:
-    """The command as bytes, as the kernel gave them to us; none stands for a shell, which reads input. Raises `InvalidRequest`."""
-    if not argv and not options["interactive"]:
-        # Not even with a terminal: nobody could type there, and nothing would ever end it.
-        raise InvalidRequest(
-            "Missing argument 'ARGV...'",
-            field="argv",
-            hint="-it runs a shell on this terminal, -i one on standard input",
-        )
+    """The command as bytes, as the kernel gave them to us; none stands for another program. Raises `InvalidRequest`."""
     request = Exec(
         argv=tuple(map(os.fsencode, argv)),
         cwd=os.fsencode(options["workdir"]) if options["workdir"] is not None else None,
@@ -167,6 +160,13 @@ def exec_request(argv: tuple[str, ...], options: dict[str, Any]) -> Exec:
         tty=Terminal() if options["tty"] else None,
     )
     return check_exec(request) if argv else request
+
+
+def check_shell_use(request: Exec, why: str = "Missing argument 'ARGV...'") -> None:
+    """Without a command it is a shell, which reads input. Raises `InvalidRequest` if it gets none."""
+    if not request.argv and not request.stdin:
+        # Not even with a terminal: nobody could type there, and nothing would ever end it.
+        raise InvalidRequest(why, field="argv", hint="-it runs a shell on this terminal, -i one on standard input")
 
 
 def check_terminal_use(request: Exec, *, json: bool) -> None:

@@ -15,6 +15,7 @@ from barchan.cli.connect import CREATE_SECONDS, Where, open_client, start, where
 from barchan.cli.exits import NEVER_RAN, ending
 from barchan.cli.request import (
     OUTPUT_LIMIT,
+    check_shell_use,
     check_terminal_use,
     exec_options,
     exec_request,
@@ -24,6 +25,7 @@ from barchan.cli.request import (
 )
 from barchan.cli.session import Session, json_option
 from barchan.errors import InvalidRequest
+from barchan.images import stacked
 from barchan.spec import Exec, ExecResult, SandboxSpec, node_of
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ TERMINAL_RECONNECT = 10.0
 def run(session: Session, /, env_: str, argv: tuple[str, ...], keep: bool, where: Where, **options: Any) -> int:
     """Run a command in a new sandbox of environment ENV. With -it, a terminal to work in.
 
-    With -i and no command it is a shell, bash or sh where there is none: it reads commands from standard input.
+    ENV is a name, an image of a registry (docker://debian:12) or a lock file (./env.lock). The command is run as it stands, whatever
+    entrypoint an image has. Without one it is the image's own, entrypoint and command; where there is none either, with -i, a
+    shell, bash or sh: it reads commands from standard input.
 
     Exit codes: the program's own; 124 timed out, 125 barchan failed, 126 not executable, 127 not found, 137 killed.
     """
@@ -76,6 +80,7 @@ def exec_command(
     """Run a command in sandbox ID, as `barchan run` does in a new one."""
     node_of(sandbox)
     request = exec_request(argv, options)
+    check_shell_use(request)
     if detach and (request.tty is not None or not argv):
         raise InvalidRequest("--detach: neither with --tty nor without a command", field="detach")
     check_terminal_use(request, json=session.json)
@@ -109,10 +114,22 @@ async def _run(session: Session, where: Where, spec: SandboxSpec, request: Exec,
                 _say(session, "created", keep, sandbox=sandbox.id)
                 if interrupts.first is not None:
                     return 128 + interrupts.first
+                if not request.argv:
+                    request = msgspec.structs.replace(request, argv=await _own_command(client, sandbox))
+                    check_shell_use(
+                        request, "Missing argument 'ARGV...', and the environment has no command of its own"
+                    )
                 return await _follow(session, sandbox, request, interrupts)
             finally:
                 if not keep:
                     await sandbox.stop()
+
+
+async def _own_command(client: Client, sandbox: Sandbox) -> tuple[bytes, ...]:
+    """What its images say is to be run: entrypoint and command."""
+    lock = await client.lock(sandbox.info.environment)
+    config = stacked(image.config for image in lock.images)
+    return tuple(word.encode() for word in (*config.entrypoint, *config.command))
 
 
 async def _exec(session: Session, where: Where, id_: str, request: Exec, detach: bool) -> int:

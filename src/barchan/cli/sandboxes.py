@@ -12,8 +12,9 @@ from barchan.cli.request import program_options, sandbox_options, sandbox_spec
 from barchan.cli.session import Session, json_option
 from barchan.cli.text import command_line, plain, span
 from barchan.cli.values import SECONDS, parse_pairs
-from barchan.environments import PullProgress
+from barchan.environments import EnvironmentRef, PullProgress
 from barchan.errors import BarchanError
+from barchan.image_refs import is_image
 from barchan.sizes import size
 from barchan.spec import BackendName, ProcessInfo, SandboxInfo, SandboxSpec, SandboxState, node_of
 from barchan.wire.messages import MOST_AT_ONCE
@@ -94,7 +95,12 @@ def _print_id(session: Session, info: SandboxInfo) -> None:
 @click.option(
     "--state", "states", type=click.Choice(get_args(SandboxState)), multiple=True, help="In this state; repeatable."
 )
-@click.option("--env", "environment", metavar="LAYER", help="Made of this layer, NAME or NAME@VERSION.")
+@click.option(
+    "--env",
+    "environment",
+    metavar="LAYER",
+    help="Made of this layer: NAME, NAME@VERSION, a digest, an image, or as it was asked for.",
+)
 @click.option("--backend", type=click.Choice(get_args(BackendName)), help="Of this kind.")
 @click.option("--node", metavar="NAME", help="On this node.")
 @click.option("--prefix", metavar="TEXT", default="", help="Whose id begins so.")
@@ -150,8 +156,15 @@ def row(info: SandboxInfo, now: float) -> tuple[str, ...]:
     state = f"{info.state} ({why})" if why else info.state
     ends = span(max(info.expires - now, 0)) if info.state in ("creating", "ready") else ""
     labels = " ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
-    environment = " + ".join(info.environment.names())
+    environment = " + ".join(shown_names(info.environment))
     return (info.id, state, node_of(info.id), environment, span(max(now - info.created, 0)), ends, labels)
+
+
+def shown_names(environment: EnvironmentRef) -> Sequence[str]:
+    """An image as it was asked for, since nobody knows a digest; the rest with its version."""
+    names = environment.names()
+    pairs = zip(names, environment.asked or names, strict=False)
+    return [asked if is_image(name) else name for name, asked in pairs]
 
 
 def share(progress: PullProgress) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
+from barchan.image_refs import is_image, parse_image
 from barchan.node.rows import ENDED, SandboxRow
 from barchan.spec import EnvironmentRef
 from barchan.wire.messages import ListSandboxes
@@ -38,5 +40,15 @@ def matches(row: SandboxRow, request: ListSandboxes) -> bool:
 
 
 def made_of(environment: EnvironmentRef, wanted: str) -> bool:
-    """Whether one of the layers is `wanted`, or a version of it."""
-    return any(name == wanted or name.partition("@")[0] == wanted for name in environment.names())
+    """Whether one of the layers is `wanted` or a version of it, or was asked for by that name."""
+    names = (*environment.names(), *environment.asked)
+    if is_image(wanted):
+        wanted = _whole(wanted)
+        return any(_whole(name) == wanted for name in names if is_image(name))
+    return any(name == wanted or name.partition("@")[0] == wanted for name in names)
+
+
+@lru_cache
+def _whole(image: str) -> str:
+    """`docker://debian` is `docker://docker.io/library/debian:latest`."""
+    return str(parse_image(image).unambiguous)

@@ -202,7 +202,7 @@ class Client:
 
         `labels`: it has all of these. `states`: it is in one of them; none given, it lives, or with `ended` it may have stopped
         or failed, as far as its node remembers (a day, 10,000 of them). `environment`: one of its layers has this name
-        (`debian-12`, any version; `debian-12@3`) or digest. `prefix`: what its id begins with. Times are Unix seconds.
+        (`debian-12`, any version; `debian-12@3`), digest or image, or was asked for by it. `prefix`: what its id begins with. Times are Unix seconds.
         """
         request = value_of(
             ListSandboxes,

@@ -137,7 +137,7 @@ class ListSandboxes(Request, frozen=True, kw_only=True):
     ended: bool = False
     """Also those that stopped or failed, as long as their node remembers them."""
     environment: str | None = None
-    """Name of one of its layers, with or without a version, or its digest."""
+    """Name of one of its layers, with or without a version, its digest, or what it was asked for by."""
     backend: BackendName | None = None
     node: str | None = None
     prefix: str = ""
