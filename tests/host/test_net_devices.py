@@ -13,6 +13,7 @@ import pytest
 
 from barchan.errors import CreateFailed, FeatureMissing
 from barchan.kernel import netns
+from barchan.kernel.probe import version_of
 from barchan.net import rtnetlink
 from tests.host.net_site import (
     FIRST,
@@ -132,6 +133,12 @@ def spoofed(own: str) -> Attempt:
     return attempt
 
 
+def as_the_host(world: World) -> str | None:
+    """On a host that takes packets from its own addresses: others drop them anyway."""
+    world.host.run(f"sysctl -qw net.ipv4.conf.{INSTALLATION.link(FIRST).name}.accept_local=1")
+    return spoofed(HOST)(world)
+
+
 def by_ipv6(world: World) -> str | None:
     link = INSTALLATION.link(FIRST)
     world.host.run("ip address add fd01::1/64 dev up0 nodad")
@@ -169,13 +176,11 @@ WALLS: dict[str, tuple[Attempt, tuple[str, ...]]] = {
     "another network of the host": (to_inner, CLOSED),
     "as a stranger": (spoofed("192.0.2.77"), ("fib saddr",)),
     "as another sandbox": (spoofed(address(SECOND)), ("fib saddr",)),
-    "as the host": (spoofed(HOST), ("fib saddr",)),
+    "as the host": (as_the_host, ("fib saddr",)),
     "IPv6": (by_ipv6, ("nfproto ipv6 drop", "fib saddr", "goto service")),
     "from outside": (from_outside, ("goto incoming",)),
     "through the host": (through_the_host, ('iifname != "barc*" oifname != "barc*" drop',)),
 }
-KERNEL_TOO = ("as the host",)
-"""Without the rule the kernel drops it as well: it takes no packet from one of its own addresses."""
 
 
 @pytest.mark.parametrize("wall", WALLS)
@@ -183,7 +188,7 @@ def test_it_does_not_get_through(world: World, wall: str) -> None:
     assert WALLS[wall][0](world) is None
 
 
-@pytest.mark.parametrize("wall", [one for one in WALLS if one not in KERNEL_TOO])
+@pytest.mark.parametrize("wall", WALLS)
 def test_without_the_rule_it_does(world: World, wall: str) -> None:
     attempt, parts = WALLS[wall]
     if wall == "from outside":
@@ -244,6 +249,35 @@ def to_outside_from(box: Namespace, world: World) -> str | None:
     receiver = world.outside.receive(SERVER, PORT)
     box.send(SERVER, PORT)
     return source(receiver)
+
+
+@pytest.mark.skipif(
+    version_of(os.uname().release) < (6, 8), reason="the kernel cannot forget connections of one address"
+)
+def test_late_answers_do_not_reach_the_next_one(world: World) -> None:
+    receiver = world.outside.receive(SERVER, PORT)
+    asking = world.first.socket(SERVER, socket.SOCK_DGRAM)
+    asking.sendto(b"x", (SERVER, PORT))
+    _, peer = receiver.recvfrom(16)
+    receiver.sendto(b"answer", peer)
+    assert source(asking) == SERVER
+    asking.sendto(b"x", (SERVER, PORT))
+    world.devices.detach(FIRST)
+    following = Namespace(world.undo)
+    world.devices.attach(following.fd, FIRST)
+    waiting = following.receive("0.0.0.0", asking.getsockname()[1])
+    receiver.sendto(b"late", peer)
+    assert source(waiting) is None
+
+
+def test_connections_of_others_are_kept(world: World) -> None:
+    listener = world.outside.listen(SERVER, PORT)
+    client = world.second.connect(SERVER, PORT)
+    served, _ = listener.accept()
+    with served:
+        world.devices.detach(FIRST)
+        served.sendall(b"y")
+        assert client.recv(1) == b"y"
 
 
 def test_many_are_detached_at_once(bare: World) -> None:

@@ -49,6 +49,7 @@ class Devices:
         self._nameservers = tuple(nameservers)
         self._granted = tuple(granted)
         self._route = rtnetlink.RouteSocket()
+        self._connections = rtnetlink.RouteSocket(rtnetlink.CONNECTIONS)
         self._turn = threading.Lock()
         self._mtu = host.USUAL_MTU
         self._ipv6 = host.has_ipv6()
@@ -126,8 +127,17 @@ class Devices:
 
     def detach(self, *slots: int) -> None:
         """Idempotent. Takes about 20 ms, for one as for many, in which the kernel changes no other device."""
+        links = [self._addressing.link(slot) for slot in slots]
         with self._turn:
-            self._remove([self._addressing.link(slot).name for slot in slots])
+            self._remove([link.name for link in links])
+            self._forget(links)
+
+    def _forget(self, links: Iterable[Link]) -> None:
+        """No late answer to a connection of theirs reaches whoever has the address next. Not every kernel can."""
+        outcomes = self._connections.each([rtnetlink.forget_connections(link.address) for link in links])
+        for failure in outcomes:
+            if failure is not None and failure.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT):
+                raise _typed(failure) from failure
 
     def _remove(self, names: Sequence[str]) -> None:
         if len(names) == 1:
@@ -162,6 +172,7 @@ class Devices:
     def close(self) -> None:
         """Leaves everything in place. Idempotent."""
         self._route.close()
+        self._connections.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,5 @@
-"""Requests to the kernel's network configuration (rtnetlink(7)): several in one system call, each acknowledged.
+"""Requests to the kernel's network configuration (rtnetlink(7)), and one to its table of connections (ctnetlink): several in one
+system call, each acknowledged.
 
 By hand, because the library for it (pyroute2) takes 0.24 s of CPU to import and 1 ms a request.
 """
@@ -21,6 +22,9 @@ INSIDE_INDEX = 100
 """Above those of devices that some kernels put into every namespace."""
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 18, 20, 24, 28
+CONNECTIONS = 12
+"""Protocol of netfilter's sockets."""
+_FORGET = 1 << 8 | 2
 _REQUEST, _ACK, _EXCL, _CREATE = 0x01, 0x04, 0x200, 0x400
 _ERROR = 2
 _NESTED = 0x8000
@@ -43,8 +47,8 @@ class Request(bytes):
 class RouteSocket:
     """Of the network namespace in which the calling thread is. Not for two threads at once."""
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         for option in (_EXT_ACK, _CAP_ACK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._next = 0
@@ -152,6 +156,13 @@ def default_route(index: int, gateway: IPv4Address) -> Request:
     table, static, everywhere, unicast = 254, 4, 0, 1
     head = struct.pack("=8BI", socket.AF_INET, 0, 0, 0, table, static, everywhere, unicast, 0)
     return _request(_NEWROUTE, _CREATE | _EXCL, head + _attribute(5, gateway.packed) + _number(4, index))
+
+
+def forget_connections(own: IPv4Address) -> Request:
+    """For a socket of `CONNECTIONS`: those that this address began. EINVAL before Linux 6.8, which cannot."""
+    source, wanted = _attribute(1, own.packed), _number(1, 1)
+    began = _nest(1, _nest(1, source))
+    return _request(_FORGET, 0, struct.pack("=BBH", socket.AF_INET, 0, 0) + began + _nest(25, wanted))
 
 
 def outside(link: Link, *, ipv6: bool) -> tuple[Request, ...]:
