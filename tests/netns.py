@@ -21,23 +21,12 @@ def unshare(kinds: int) -> None:
     assert not _libc.unshare(kinds), os.strerror(ctypes.get_errno())
 
 
-def made() -> int:
-    """Of a new network namespace."""
-    home = netns.own()
-    try:
-        unshare(netns.CLONE_NEWNET)
-        return netns.own()
-    finally:
-        netns.enter(home)
-        os.close(home)
-
-
 class Namespace:
     """One, with loopback up. What `run` and the sockets do happens in it."""
 
     def __init__(self, undo: ExitStack, fd: int | None = None) -> None:
         """A new one, or `fd`, which is closed at the end."""
-        self.fd = made() if fd is None else fd
+        self.fd = netns.new() if fd is None else fd
         self._undo = undo
         undo.callback(os.close, self.fd)
         self.run("ip link set lo up")

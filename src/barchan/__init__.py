@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from barchan.images import ImageConfig
     from barchan.locks import EnvironmentLock
     from barchan.mounts import DataMount
+    from barchan.networks import NetworkRules
     from barchan.packing import PackedLayer, ScrubRules
     from barchan.sdk import (
         Batch,
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
         ExecResult,
         FileStat,
         Limits,
-        NetworkRules,
         NodeInfo,
         ProcessInfo,
         SandboxInfo,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -97,6 +98,19 @@ class RegistryAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a byte or an answer after which a registry is given up."""
 
 
+class NetworkAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """What sandboxes with an open network have and reach."""
+
+    prefix: IPv4Network = IPv4Network("198.18.0.0/15")
+    """Their addresses, two for each, that nothing else which this host reaches has. Must not change while sandboxes live."""
+    nameservers: tuple[IPv4Address, ...] = ()
+    """Whom they ask for names, three at most. None: those that this host asks, unless they are on loopback."""
+    granted: tuple[IPv4Network, ...] = ()
+    """Private networks that they may reach besides, as that of a package mirror. Everybody who may create sandboxes reaches them."""
+    watch_seconds: float = 30.0
+    """How often it is made sure that the packet filter and each sandbox's device are still there."""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node agent."""
 
@@ -147,6 +161,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Images that are fetched and converted at the same time; others wait."""
     packs: int = 2
     """Sandboxes whose changes are made layers at the same time; others wait."""
+    network: NetworkAccess = NetworkAccess()
     sweep_seconds: float = 2.0
     """How often lifetimes are checked; they are kept within 5 s."""
     tidy_seconds: float = 120.0
@@ -189,6 +204,6 @@ def decode_config(data: bytes, type_: type[T]) -> T:
 
 
 def _path_hook(type_: type, value: Any) -> Any:
-    if issubclass(type_, Path):
-        return Path(value)
+    if issubclass(type_, (Path, IPv4Address, IPv4Network)):
+        return type_(value)
     raise NotImplementedError(type_)

@@ -17,6 +17,7 @@ from barchan.environments import PullProgress, check_environment
 from barchan.errors import ErrorBody, InvalidRequest
 from barchan.mounts import DataMount, check_mounts
 from barchan.names import NAME
+from barchan.networks import NetworkInfo, NetworkRules, check_network
 from barchan.pools import PoolInfo
 from barchan.ranges import LIMITS, check_limit
 
@@ -45,12 +46,6 @@ class Limits(_Value, frozen=True, kw_only=True):
     """Bytes the sandbox may write."""
     files: int = 4096
     """Open files per process."""
-
-
-class NetworkRules(_Value, frozen=True, kw_only=True):
-    """What the sandbox may reach. Only `deny` (loopback alone) exists so far."""
-
-    mode: Literal["deny"] = "deny"
 
 
 class SandboxSpec(_Value, frozen=True, kw_only=True):
@@ -244,6 +239,7 @@ class NodeInfo(_Value, frozen=True, kw_only=True):
     """One line per thing this host lacks."""
     data_mounts: tuple[str, ...] = ()
     pool: PoolInfo = PoolInfo()
+    network: NetworkInfo = NetworkInfo()
 
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -257,6 +253,7 @@ def check_spec(spec: SandboxSpec) -> SandboxSpec:
     for field in LIMITS:
         check_limit(field, getattr(spec.limits, field))
     check_mounts(spec.mounts)
+    check_network(spec.network, spec.mounts)
     for field in ("idle_timeout", "lifetime"):
         _positive(getattr(spec, field), field)
     if not HOST.fullmatch(spec.hostname):

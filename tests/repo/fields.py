@@ -14,6 +14,7 @@ DESCRIBED = {
     "Exec": spec,
     "ExecResult": spec,
     "NodeConfig": config,
+    "NetworkAccess": config,
     "ApiConfig": config,
 }
 """Sections of settings.md, by the class that each is about."""
@@ -21,7 +22,9 @@ SHORT = {
     "environment": "Layers to compose: `base`, at most one `workspace`, `toolkits`.",
     "backend": "Only `container` exists so far.",
     "limits": "See Limits.",
-    "network": "Only `deny` exists so far: loopback alone.",
+    "SandboxSpec.network": "`deny`: its own loopback alone; `open`: the Internet, too.",
+    "NodeInfo.network": "Whether sandboxes can have an open network there: `open`, what is `missing`, `obstacles`.",
+    "NodeConfig.network": "See NetworkAccess.",
     "labels": "At most 64, to find it again.",
     "user": "Who runs programs: a name or a number.",
     "workdir": "Where programs start.",

@@ -21,6 +21,7 @@ import msgspec
 
 from barchan.environments import EnvironmentRef, Told, untold
 from barchan.locks import EnvironmentLock
+from barchan.networks import NetworkInfo
 from barchan.packing import PackedLayer, PackOrder
 from barchan.pools import PoolInfo
 from barchan.spec import BackendName, SandboxSpec
@@ -37,6 +38,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     pack: bool = False
     """It is `Packable`."""
     notes: tuple[str, ...] = ()
+    network: NetworkInfo = NetworkInfo()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """Name under which the backend keeps what belongs to it, if that is not its id."""
     handles: bytes = b""
     """Whatever else the backend wants to be told when it adopts it."""
+    open_network: bool = False
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ from barchan.layers.resolved import ResolvedNames
 from barchan.layers.stack import compose
 from barchan.layers.store import Layer, LayerStore
 from barchan.locks import EnvironmentLock
+from barchan.net.addresses import Addressing
+from barchan.networks import NetworkInfo
 from barchan.packing import PackedLayer
 from barchan.pools import PoolInfo
 from barchan.spec import MIB, SandboxSpec
@@ -83,6 +85,7 @@ class ContainerBackend:
             backend="container", kernel=report.kernel, notes=report.notes(), stats=True, pack=True
         )
         self._config = config
+        self._report = report
         self._ranges = ranges
         self._tree = tree
         self._scratch = scratch
@@ -94,7 +97,10 @@ class ContainerBackend:
         self._mounts = mounts
         reduced = report.kernel == "reduced"
         self._packs = Packs(scratch, store, mounts.root, config.packs, reduced=reduced)
-        self._maker = ContainerMaker(config, ranges, tree, scratch, mounts, native=NATIVE, reduced=reduced)
+        self._maker = ContainerMaker(
+            config, ranges, tree, scratch, mounts, native=NATIVE, reduced=reduced, tell=self._network_changed
+        )
+        self.network = self._maker.network
         self._pool = Pool(self._maker, config.pool_most, self._pool_room)
         self._pool_bound = (0.0, 0)
         self._places: dict[str, str] = {}
@@ -108,7 +114,10 @@ class ContainerBackend:
     def open(cls, config: NodeConfig, report: HostReport, instance: str, scratch_size: int) -> ContainerBackend:
         """Prepare cgroups, scratch volume and mounts; takes up what a former agent left. Blocking."""
         layout: Layout = config.layout
-        ranges = IdRanges(config.id_ranges, instance, (HIGHEST_ID - config.uid_first) // config.uid_count)
+        slots = min(
+            (HIGHEST_ID - config.uid_first) // config.uid_count, Addressing(instance, config.network.prefix).slots
+        )
+        ranges = IdRanges(config.id_ranges, instance, slots)
         ranges.prepare()
         without = frozenset(() if config.memory_group else ("memory",))
         tree = GroupTree(report.cgroups, f"barchan-{instance}", without)
@@ -120,6 +129,11 @@ class ContainerBackend:
         mounts = LayerMounts(layout.mounts, store, reduced=report.kernel == "reduced")
         mounts.prepare()
         return cls(config, report, ranges, tree, scratch, store, mounts)
+
+    def _network_changed(self, info: NetworkInfo) -> None:
+        said = {"no open network": info.missing, "open networks may not get through": info.obstacles}
+        notes = tuple(f"{what}: {why}" for what, why in said.items() if why)
+        self.abilities = msgspec.structs.replace(self.abilities, network=info, notes=(*self._report.notes(), *notes))
 
     # --- making
 
@@ -138,6 +152,8 @@ class ContainerBackend:
 
     async def settle(self, spec: SandboxSpec, told: Told = untold) -> SandboxSpec:
         check_sources(spec, self._config.data_mounts)
+        if spec.network.mode == "open":
+            await self.network.ready()
         try:
             whole = compose(spec.environment, self._resolve)
         except EnvironmentNotFound:
@@ -182,7 +198,8 @@ class ContainerBackend:
         if known is not spec:
             layers = compose(spec.environment, self._resolve).layers
         alike = msgspec.structs.replace(spec, **_OF_COMMANDS)
-        return Order(spec, layers, _ENCODER.encode((alike, [layer.digest for layer in layers])))
+        files = self.network.resolv_conf if spec.network.mode == "open" else b""
+        return Order(spec, layers, _ENCODER.encode((alike, [layer.digest for layer in layers], files)))
 
     def pool(self) -> PoolInfo:
         times = self._maker.times
@@ -220,6 +237,8 @@ class ContainerBackend:
         self._groups[id] = group
         self._pidfds[id] = pidfd
         self._stacks[id] = running.handles
+        if running.open_network:
+            await self.network.adopt(self._places.get(id, id), pidfd)
         return True
 
     async def connect(self, id: str, factory: Callable[[], asyncio.BufferedProtocol]) -> asyncio.Transport:
@@ -368,6 +387,7 @@ class ContainerBackend:
     async def purge(self) -> None:
         """Take the installation down: everything that `open` made. Sandboxes must be gone."""
         await self.close()
+        self.network.purge()
         self._mounts.unmount_all()
         self._scratch.close()
         self._tree.close()

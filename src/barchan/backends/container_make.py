@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from barchan.backends.container_data import DataMounts
+from barchan.backends.container_net import OpenNetwork
 from barchan.backends.container_steps import Draft, Files, Order, Sweep
 from barchan.backends.removals import Removals
 from barchan.backends.spawner import TIMES, Place, PlacedRequest, Places, Spawned, Spawner, SpawnFlag, install_guest
 from barchan.config import NodeConfig
-from barchan.errors import CreateFailed, SandboxUnavailable
+from barchan.errors import CreateFailed, FeatureMissing, SandboxUnavailable
 from barchan.kernel import processes
 from barchan.kernel.cgroups import GroupTree
 from barchan.kernel.idranges import IdRanges
 from barchan.kernel.scratch import Scratch
 from barchan.layers.mount import LayerMounts
+from barchan.networks import NetworkInfo
 from barchan.spec import MIB, Limits, SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -42,8 +44,13 @@ _PARKED_LOST = ("parked", "spawner", "child-died")
 
 
 @functools.cache
-def _flags(setuid: bool, ptrace: bool, reduced: bool) -> SpawnFlag:
-    wanted = {SpawnFlag.SETUID: setuid, SpawnFlag.PTRACE: ptrace, SpawnFlag.REDUCED: reduced}
+def _flags(setuid: bool, ptrace: bool, hosts: bool, reduced: bool) -> SpawnFlag:
+    wanted = {
+        SpawnFlag.SETUID: setuid,
+        SpawnFlag.PTRACE: ptrace,
+        SpawnFlag.HOSTS: hosts,
+        SpawnFlag.REDUCED: reduced,
+    }
     return functools.reduce(SpawnFlag.__or__, (flag for flag, on in wanted.items() if on), SpawnFlag.VOLATILE)
 
 
@@ -83,11 +90,13 @@ class ContainerMaker:
         *,
         native: Path,
         reduced: bool,
+        tell: Callable[[NetworkInfo], None] = lambda info: None,
     ) -> None:
         self._config = config
         self._native = native
         self._reduced = reduced
-        self._files = Files(mounts, DataMounts(config.data_mounts, config.layout.run / "nothing"))
+        self.network = OpenNetwork(config, ranges, self._slot, tell)
+        self._files = Files(mounts, DataMounts(config.data_mounts, config.layout.run / "nothing"), self.network)
         self._tree = tree
         self._scratch = scratch
         self._places = Places(
@@ -100,7 +109,7 @@ class ContainerMaker:
             uid_size=config.uid_count,
             slots=ranges.slots,
         )
-        self._sweep = Sweep(ranges, tree, scratch)
+        self._sweep = Sweep(ranges, self.network, tree, scratch)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="container")
         self.removals = Removals(self._remove_places, self._sweep, self._threads, self._reclaim)
         self._spawner: Spawner | None = None
@@ -137,11 +146,22 @@ class ContainerMaker:
         except BaseException:
             await asyncio.shield(self.discard(draft))
             raise
+        draft.made()
         if draft.child is not None:
             os.close(draft.pidfd)
         self.times.add(child)
         draft.child, draft.born = child, processes.start_time(child.pid)
+        if order.spec.network.mode == "open":
+            await self._connect(draft)
         return draft
+
+    async def _connect(self, draft: Draft) -> None:
+        """Before anybody has it: no program of a user starts without the network that it was promised."""
+        try:
+            await self.network.attach(draft.name, draft.pidfd)
+        except BaseException:
+            await asyncio.shield(self.discard(draft))
+            raise
 
     # --- ahead of requests
     async def park(self, limits: Limits) -> Draft:
@@ -160,7 +180,7 @@ class ContainerMaker:
         return await self._furnish(self._new_ahead(order.spec.limits), order)
 
     def _undo(self, draft: Draft) -> None:
-        draft.release()
+        draft.made()
         self._sweep(draft.name)
 
     def _new_ahead(self, limits: Limits) -> Draft:
@@ -174,12 +194,16 @@ class ContainerMaker:
         await self.in_thread(lambda: self._undo(draft))
         self.ahead.discard(draft.name)
 
+    def _slot(self, place: str) -> int:
+        """Of its id range, written nowhere but in the owner of its group. `FileNotFoundError` when there is none."""
+        return (os.stat(self._tree.unified / place).st_uid - self._config.uid_first) // self._config.uid_count
+
     def _request(self, draft: Draft, spec: SandboxSpec) -> PlacedRequest:
         kept = draft.child is not None and draft.limits == spec.limits
         draft.limits = spec.limits
         return PlacedRequest(
             place=Place(draft.name, () if kept else self._tree.texts(spec.limits), spec.limits.disk),
-            flags=_flags(spec.setuid, spec.ptrace, self._reduced),
+            flags=_flags(spec.setuid, spec.ptrace, spec.network.mode == "open", self._reduced),
             hostname=spec.hostname,
             shm_bytes=max(spec.limits.memory // SHM_SHARE, MIB),
             oom_score_adj=OOM_SCORE,
@@ -231,15 +255,17 @@ class ContainerMaker:
     async def _remove_places(self, names: list[str]) -> list[str]:
         """Of places in which nothing runs; returns those of which something is left."""
         try:
+            await self.network.release(names)  # while the slots are theirs
             return await (await self._live_spawner()).remove(names)
-        except (CreateFailed, OSError) as error:
-            logger.warning("the spawner removes nothing: %s", error)
+        except (CreateFailed, FeatureMissing, OSError) as error:
+            logger.warning("nothing is removed at once: %s", error)
             return names
 
     async def close(self) -> None:
         await self.removals.close()
         await self._spawner_context.aclose()
         self._threads.shutdown()
+        await self.network.close()
 
     async def _reclaim(self) -> None:
         """What a flood filled is its neighbours' again as soon as it was stopped."""

@@ -6,9 +6,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from barchan.backends.container_data import DataMounts
+from barchan.backends.container_net import TARGET, OpenNetwork
 from barchan.backends.spawner import Spawned
 from barchan.errors import BarchanError, CreateFailed
 from barchan.kernel.cgroups import GroupTree
@@ -43,6 +45,8 @@ class Draft:
     layer_fds: list[int] = field(default_factory=list)
     data: list[tuple[int, str]] = field(default_factory=list)
     """Mounts and their targets."""
+    copies: list[Path] = field(default_factory=list)
+    """Names of files among them, which they need until they are attached."""
 
     @property
     def pidfd(self) -> int:
@@ -50,17 +54,25 @@ class Draft:
         return self.child.pidfd
 
     def release(self) -> None:
-        """Close what only its making needs. Idempotent."""
+        """Close what the spawner has by now. Idempotent."""
         for fd in (*self.layer_fds, *(fd for fd, _ in self.data)):
             os.close(fd)
         self.layer_fds, self.data = [], []
+
+    def made(self) -> None:
+        """It is whole, or will never be. Idempotent."""
+        self.release()
+        for path in self.copies:
+            path.unlink(missing_ok=True)
+        self.copies = []
 
 
 class Sweep:
     """Removes every trace of a place by its name, also what still runs in it: for what the spawner left or never made."""
 
-    def __init__(self, ranges: IdRanges, tree: GroupTree, scratch: Scratch) -> None:
-        self._parts: tuple[Callable[[str], None], ...] = (tree.destroy, scratch.drop)
+    def __init__(self, ranges: IdRanges, network: OpenNetwork, tree: GroupTree, scratch: Scratch) -> None:
+        # the device first: its number is that of the groups' owner
+        self._parts: tuple[Callable[[str], None], ...] = (network.remove, tree.destroy, scratch.drop)
         self._ranges = ranges
 
     def __call__(self, name: str) -> None:
@@ -79,9 +91,10 @@ class Sweep:
 class Files:
     """Opens what the root file system of a container is made of."""
 
-    def __init__(self, mounts: LayerMounts, data: DataMounts) -> None:
+    def __init__(self, mounts: LayerMounts, data: DataMounts, network: OpenNetwork) -> None:
         self._mounts = mounts
         self._data = data
+        self._network = network
 
     def at_once(self, draft: Draft) -> bool:
         """Without blocking: when every layer is mounted, and nothing else is asked. False leaves nothing open."""
@@ -95,6 +108,7 @@ class Files:
                     draft.release()
                     return False
                 draft.layer_fds.append(fd)
+            self._add_copies(draft, draft.order.spec)
         except OSError as error:
             raise _typed(error) from error
         return True
@@ -106,8 +120,15 @@ class Files:
             for layer in draft.order.layers:
                 draft.layer_fds.append(self._mounts.acquire(layer))
             draft.data += self._data.open(draft.order.spec)
+            self._add_copies(draft, draft.order.spec)
         except OSError as error:
             raise _typed(error) from error
+
+    def _add_copies(self, draft: Draft, spec: SandboxSpec) -> None:
+        if spec.network.mode == "open":
+            copy = self._network.copy()
+            draft.data.append((copy.fd, TARGET))
+            draft.copies.append(copy.path)
 
 
 def _typed(error: OSError) -> CreateFailed:

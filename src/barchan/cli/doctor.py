@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def doctor(session: Session, data: Path) -> int:
     """What this host can do and what to fix, found by trying. Exit code 0 when containers can run, else 1."""
-    report = _examine(Path(os.path.abspath(data)))
+    report = _with_network(_examine(Path(os.path.abspath(data))), Path(os.path.abspath(data)))
     if session.json:
         session.emit(as_document(report))
     else:
@@ -45,6 +45,19 @@ def _examine(data: Path) -> HostReport:
         raise InvalidRequest(
             f"data: nothing can be written in {place}: {why}", field="data", hint="give a directory on a disk"
         ) from error
+
+
+def _with_network(report: HostReport, data: Path) -> HostReport:
+    """As the server of the directory was last started, if it was."""
+    import msgspec
+
+    from barchan.cli.datadir import read_record
+    from barchan.config import Layout, NetworkAccess
+    from barchan.net.trial import checks
+
+    record = read_record(Layout(data))
+    access = record.node.network if record is not None else NetworkAccess()
+    return msgspec.structs.replace(report, checks=(*report.checks, *checks(access)))
 
 
 def as_document(report: HostReport) -> dict[str, object]:

@@ -11,6 +11,7 @@ import click
 from barchan.cli.values import SECONDS, SIZE, parse_pairs
 from barchan.errors import InvalidRequest
 from barchan.mounts import DataMount
+from barchan.networks import NetworkRules
 from barchan.spec import EnvironmentRef, Exec, Limits, SandboxSpec, Terminal, check_exec, check_spec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +39,12 @@ _SANDBOX = (
         multiple=True,
         help="Mount a directory of the node, always read-only, by the name its administrator gave it; with `:noexec`, no "
         "programs from it; repeatable.",
+    ),
+    click.option(
+        "--network",
+        type=click.Choice(["deny", "open"]),
+        default="deny",
+        help="deny: its loopback alone; open: the Internet too.  [default: deny]",
     ),
     click.option("--setuid", is_flag=True, help="Let set-user-id programs work."),
     click.option("--ptrace", is_flag=True, help="Allow debuggers inside."),
@@ -100,6 +107,7 @@ def sandbox_spec(environment: str, options: dict[str, Any]) -> SandboxSpec:
         labels=parse_pairs(options["labels"], "labels"),
         env=_text_pairs(options["env"], "env"),
         secrets=_text_pairs(options["secrets"], "secrets"),
+        network=NetworkRules(mode=options["network"]),
         setuid=options["setuid"],
         ptrace=options["ptrace"],
         mounts=tuple(parse_mount(text) for text in options["mounts"]),

@@ -71,12 +71,16 @@ _SAME_NAME = (
         "name",
     ),
     *("data", "delete", "listen", "tls_cert", "scratch_bytes", "log_bytes", "data_mount", "ca_file"),
+    "network_prefix",
 )
 OPTIONS = {
     **{f"limits.{name}": f"--{name}" for name in ("memory", "cpus", "pids", "disk")},
     **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAME},
     "cwd": "--workdir",
     "labels": "--label",
+    "nameservers": "--nameserver",
+    "network.mode": "--network",
+    "network_grants": "--network-grant",
     "mounts": "--mount",
     "mounts.source": "--mount",
     "mounts.target": "--mount",
@@ -117,9 +121,9 @@ ELSEWHERE = {
     "--name": "a sandbox has an id and labels: --label name=NAME",
     "--env-file": "-e NAME=VALUE, repeated",
     "--privileged": "--setuid and --ptrace are what there is",
-    "--network": "there is no network in a sandbox yet",
-    "--net": "there is no network in a sandbox yet",
-    "-p": "there is no network in a sandbox yet",
+    "--net": "--network open",
+    "--dns": "name servers are the node's: `barchan up --nameserver`",
+    "-p": "nothing from outside reaches a sandbox yet",
     "-it": "-i -t, before the command",
 }
 """Options of `docker run`, and what there is instead."""

@@ -13,8 +13,8 @@ import msgspec
 
 from barchan.cli.session import Session, data_option, json_option, need_root, to_json
 from barchan.cli.text import Bytes, plain
-from barchan.cli.values import ADDRESS, SIZE, is_loopback, parse_pairs
-from barchan.config import ApiConfig, Layout, NodeConfig, RegistryAccess
+from barchan.cli.values import ADDRESS, IPV4, IPV4_NETWORK, SIZE, is_loopback, parse_pairs
+from barchan.config import ApiConfig, Layout, NetworkAccess, NodeConfig, RegistryAccess
 from barchan.errors import (
     BarchanError,
     CallerError,
@@ -109,6 +109,30 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="Of layers that are fetched from registries. Packed ones are compressed, and not read in parts over a network.",
 )
+@click.option(
+    "--nameserver",
+    "nameservers",
+    type=IPV4,
+    metavar="ADDRESS",
+    multiple=True,
+    help="Whom sandboxes with an open network ask for names; repeatable.  [default: those that this host asks]",
+)
+@click.option(
+    "--network-grant",
+    "network_grants",
+    type=IPV4_NETWORK,
+    metavar="NETWORK",
+    multiple=True,
+    help="A private network that they may reach, e.g. 10.1.2.0/24; repeatable.",
+)
+@click.option(
+    "--network-prefix",
+    type=IPV4_NETWORK,
+    metavar="NETWORK",
+    default=_DEFAULT["network"].prefix,
+    show_default=True,
+    help="Their addresses: nothing that this host reaches may be in it. Not to be changed while sandboxes live.",
+)
 @click.option("--kernel", type=click.Choice(["auto", "reduced"]), default="auto", hidden=True)
 @json_option
 @click.pass_obj
@@ -129,6 +153,7 @@ def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
         check_tls(options["tls_cert"], options["tls_key"])
     check_scratch(options["scratch_bytes"])
     check_log(options["log_bytes"])
+    network_access(options)
     options["data_mounts"] = parse_data_mounts(options["data_mounts"], layout)
     new, existed = not layout.instance.exists(), layout.data.exists()
     prepare(layout)
@@ -241,7 +266,21 @@ def _node_config(layout: Layout, name: str, options: dict[str, Any]) -> NodeConf
     fields = {key: options[key] for key in NODE_OPTIONS if options[key] is not None}
     registry = RegistryAccess(auth_file=options["registry_auth"], registries_conf=options["registries_conf"])
     scratch = options["scratch_bytes"] or 0
-    return NodeConfig(layout=layout, name=name, scratch_bytes=scratch, registry=registry, **fields)
+    return NodeConfig(
+        layout=layout, name=name, scratch_bytes=scratch, registry=registry, network=network_access(options), **fields
+    )
+
+
+def network_access(options: dict[str, Any]) -> NetworkAccess:
+    """Raises `InvalidRequest`."""
+    from barchan.net.access import check_access
+
+    given = NetworkAccess(
+        prefix=options["network_prefix"],
+        nameservers=tuple(options["nameservers"]),
+        granted=tuple(options["network_grants"]),
+    )
+    return check_access(given, options["max_sandboxes"] + options["pool_most"])
 
 
 NODE_OPTIONS = (

@@ -84,6 +84,22 @@ def parse_pairs(items: Iterable[str], field: str) -> dict[str, str]:
     return pairs
 
 
+def parse_ipv4(text: str) -> ipaddress.IPv4Address:
+    try:
+        return ipaddress.IPv4Address(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{text!r} is not an IPv4 address", hint="use for example 192.0.2.53") from error
+
+
+def parse_ipv4_network(text: str) -> ipaddress.IPv4Network:
+    """`10.1.0.0/16`, or one address."""
+    try:
+        return ipaddress.IPv4Network(text)
+    except ValueError as error:
+        hint = "use for example 10.1.0.0/16; its first address, not one in it"
+        raise InvalidRequest(f"{text!r} is not an IPv4 network", hint=hint) from error
+
+
 class Parsed(_Type):
     """An option type from one of the functions above; its refusal becomes click's usage error."""
 
@@ -104,3 +120,5 @@ SIZE = Parsed("size", parse_size)
 SECONDS = Parsed("seconds", parse_seconds)
 SIGNAL = Parsed("signal", parse_signal)
 ADDRESS = Parsed("host:port", parse_address)
+IPV4 = Parsed("address", parse_ipv4)
+IPV4_NETWORK = Parsed("network", parse_ipv4_network)

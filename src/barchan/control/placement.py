@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
-from barchan.errors import AdmissionRefused, InvalidRequest, NodeUnavailable, NotSupported
+from barchan.errors import AdmissionRefused, FeatureMissing, InvalidRequest, NodeUnavailable, NotSupported
 from barchan.sizes import size
 from barchan.spec import NodeInfo, NodeName, SandboxSpec
 
 CHOICES = 4
+_DOCTOR = "`barchan doctor` on the node says what to do"
 
 
 def able(nodes: Iterable[NodeInfo], spec: SandboxSpec) -> list[NodeInfo]:
@@ -29,11 +30,22 @@ def able(nodes: Iterable[NodeInfo], spec: SandboxSpec) -> list[NodeInfo]:
     with_data = [node for node in with_backend if wanted <= set(node.data_mounts)]
     if not with_data:
         raise _no_data(with_backend, wanted)
-    with_backend = with_data
+    with_backend = with_network(with_data, spec)
     large_enough = [node for node in with_backend if too_small(node, spec) is None]
     if not large_enough:
         raise _never_fits(with_backend, spec)
     return large_enough
+
+
+def with_network(nodes: Sequence[NodeInfo], spec: SandboxSpec) -> list[NodeInfo]:
+    """Those that have such networks. Raises `FeatureMissing`."""
+    able = [node for node in nodes if spec.network.mode == "deny" or node.network.open]
+    if not able:
+        said = "; ".join(f"{node.name}: {node.network.missing or 'unknown'}" for node in nodes)
+        raise FeatureMissing(
+            f"no node can give a sandbox an open network: {said}", phase="network", field="network.mode", hint=_DOCTOR
+        )
+    return able
 
 
 def _no_data(nodes: Sequence[NodeInfo], wanted: set[str]) -> InvalidRequest:

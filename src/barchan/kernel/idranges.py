@@ -50,6 +50,10 @@ class IdRanges:
         """Places of this installation that hold a range."""
         return frozenset(place for _, place in self._held())
 
+    def held(self) -> frozenset[int]:
+        """Slots that places of this installation have."""
+        return frozenset(int(path.name) for path, _ in self._held())
+
     def _held(self) -> Iterator[tuple[Path, str]]:
         for entry in os.scandir(self.directory):
             try:

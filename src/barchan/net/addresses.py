@@ -17,9 +17,10 @@ from ipaddress import IPv4Address, IPv4Network
 
 import msgspec
 
+from barchan.config import NetworkAccess
 from barchan.errors import CreateFailed
 
-DEFAULT_PREFIX = IPv4Network("198.18.0.0/15")
+DEFAULT_PREFIX = NetworkAccess().prefix
 FAMILY = "barc"
 """How the device names of every installation begin."""
 _TAG = 6

@@ -28,6 +28,20 @@ def forwarded() -> dict[str, frozenset[str]]:
     return {one["table"]: frozenset(one.get("elem", ())) for one in found if one["table"].startswith(TABLES)}
 
 
+def dropping() -> tuple[str, ...]:
+    """Tables of others, with the chain, that drop what passes through the host unless they know it. Raises `FeatureMissing`.
+
+    An accepting verdict of our table does not count there. Those of the older `iptables-legacy` are not seen.
+    """
+    rows: list[dict[str, Any]] = msgspec.json.decode(_run(["-j", "list", "chains"]))["nftables"]
+    chains = (row["chain"] for row in rows if "chain" in row)
+    return tuple(
+        f"{chain['family']} {chain['table']} {chain['name']}"
+        for chain in chains
+        if chain.get("hook") == "forward" and chain.get("policy") == "drop" and not chain["table"].startswith(TABLES)
+    )
+
+
 def _run(arguments: list[str], text: str = "") -> str:
     program = shutil.which("nft", path=_PATH)
     if program is None:

@@ -167,6 +167,7 @@ class Agent:
             notes=backend.abilities.notes,
             data_mounts=tuple(sorted(self.config.data_mounts)),
             pool=backend.pool(),
+            network=backend.abilities.network,
         )
 
     def hello(self) -> m.Hello:

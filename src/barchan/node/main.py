@@ -27,6 +27,7 @@ from barchan.kernel import processes
 from barchan.kernel.probe import examine
 from barchan.kernel.scratch import default_size
 from barchan.names import check_name
+from barchan.net.access import check_access
 from barchan.node import housekeeping, lease, lockwatch
 from barchan.node.agent import Agent
 from barchan.node.recorder import Recorder
@@ -48,6 +49,7 @@ def read_config(data: bytes) -> NodeConfig:
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"node configuration: {error}") from error
     check_name(config.name, "name")
+    check_access(config.network, config.max_sandboxes + config.pool_most)
     return config
 
 
@@ -78,6 +80,7 @@ def open_backend(config: NodeConfig) -> ContainerBackend:
 async def running_agent(config: NodeConfig) -> AsyncIterator[tuple[Agent, ContainerBackend]]:
     """An agent that has recovered what its predecessor left."""
     backend = await asyncio.to_thread(open_backend, config)
+    await backend.network.open()
     async with await Registry.open(config.layout) as registry:
         live = registry.live()
         since = min((row.created for row in live), default=time.time())
@@ -100,6 +103,7 @@ async def serve(config: NodeConfig) -> None:
             asyncio.ensure_future(lease.watch(agent)),
             asyncio.ensure_future(housekeeping.watch(agent)),
             asyncio.ensure_future(lockwatch.watch(agent)),
+            asyncio.ensure_future(backend.network.watch()),
         ]
         waiting = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)

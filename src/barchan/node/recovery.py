@@ -64,7 +64,13 @@ async def _adopt(agent: Agent, row: SandboxRow) -> str:
         return f"this node has no {row.spec.backend} backend any more"
     if row.boot != processes.boot_id():
         return "the host was restarted"
-    running = Running(pid=row.pid, pid_start=row.pid_start, place=row.cgroup, handles=row.handles)
+    running = Running(
+        pid=row.pid,
+        pid_start=row.pid_start,
+        place=row.cgroup,
+        handles=row.handles,
+        open_network=row.spec.network.mode == "open",
+    )
     if not await backend.adopt(row.id, running):
         return "its first process ended while the node agent was away"
     sandbox = LiveSandbox(row.id, row.spec, await agent.registry.secrets(row.id), backend, agent.recorder, agent.broken)

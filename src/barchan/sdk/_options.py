@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -13,8 +13,9 @@ from barchan.errors import InvalidRequest
 from barchan.image_refs import SCHEME, is_image
 from barchan.locks import EnvironmentLock, read_lock
 from barchan.mounts import DataMount
+from barchan.networks import NetworkMode, NetworkRules
 from barchan.sdk._values import value_of
-from barchan.spec import BackendName, EnvironmentRef, Limits, NetworkRules, SandboxSpec, check_spec
+from barchan.spec import BackendName, EnvironmentRef, Limits, SandboxSpec, check_spec
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -27,7 +28,7 @@ class SandboxOptions(TypedDict, total=False):
     toolkits: Sequence[str]
     backend: BackendName
     limits: Limits | None
-    network: NetworkRules | None
+    network: NetworkRules | NetworkMode | None
     labels: Mapping[str, str] | None
     env: Mapping[str, str] | None
     secrets: Mapping[str, str] | None
@@ -46,7 +47,9 @@ def spec_of(environment: str | EnvironmentRef | None, **options: Unpack[SandboxO
     base, workspace = options.pop("base", None), options.pop("workspace", None)
     image, lock = options.pop("image", None), options.pop("lock", None)
     reference = environment_of(environment, base, image, lock, workspace, options.pop("toolkits", ()))
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if isinstance(network := given.get("network"), str):
+        given["network"] = {"mode": network}
     return check_spec(value_of(SandboxSpec, environment=reference, **given))
 
 

@@ -14,6 +14,7 @@ from barchan.environments import Told
 from barchan.errors import InvalidRequest
 from barchan.locks import EnvironmentLock
 from barchan.mounts import DataMount
+from barchan.networks import NetworkMode, NetworkRules
 from barchan.sdk._address import find_address
 from barchan.sdk._options import SandboxOptions, checked, environment_of, image_name, spec_of
 from barchan.sdk._sync import _compat
@@ -25,7 +26,6 @@ from barchan.spec import (
     BackendName,
     EnvironmentRef,
     Limits,
-    NetworkRules,
     NodeInfo,
     SandboxInfo,
     SandboxSpec,
@@ -101,7 +101,7 @@ class Client:
         toolkits: Sequence[str] = (),
         backend: BackendName = "container",
         limits: Limits | None = None,
-        network: NetworkRules | None = None,
+        network: NetworkRules | NetworkMode | None = None,
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
@@ -122,12 +122,13 @@ class Client:
         `environment` is a base layer's name (`debian-12`, `debian-12@3`, a digest) or an `EnvironmentRef`; `image` instead is one
         of a registry (`debian:12`, `ghcr.io/owner/name@sha256:…`), which the node fetches first if it does not have it: give that
         some more `timeout`; `progress` is told how far it is. `workspace` and `toolkits` are stacked on either. `lock` instead of all of these is what `lock` returned, or the
-        path of a lock file: exactly its layers, else `LockMismatch` or `EnvironmentNotFound`. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
+        path of a lock file: exactly its layers, else `LockMismatch` or `EnvironmentNotFound`. `network` is `"deny"` or
+        `"open"`. Meaning and units of the rest: `SandboxSpec`. `key` makes it idempotent: the same key and
         values answer with the same sandbox, other values with `Conflict`. A lost connection is retried with the same key.
 
         Raises `InvalidRequest` (`field` names what is wrong, or is more than any node has), `EnvironmentNotFound`, `LockMismatch`,
         `ImageNotFound`, `ImageDenied`, `RegistryUnavailable`, `AdmissionRefused` (no room now),
-        `NotSupported`, `CreateFailed` (`phase` says where), `LayerCorrupt`, `NodeStorageFull`, `NodeUnavailable`,
+        `NotSupported`, `FeatureMissing` (no node has open networks), `CreateFailed` (`phase` says where), `LayerCorrupt`, `NodeStorageFull`, `NodeUnavailable`,
         `ApiUnavailable`, and `RequestTimeout` after `timeout` seconds.
         """
         spec = spec_of(
