@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 
+from tests.debian import Unavailable
 from tests.host.attacks import unexpected
+from tests.vm import store
 from tests.vm.conftest import PYTHON
 from tests.vm.kernel import Kernel
 from tests.vm.machine import Machine
@@ -56,6 +59,25 @@ def test_a_sandbox_from_create_to_stop(server: Machine, kernel: Kernel) -> None:
     }
     assert seen["files"] == {"read": 250_000, "listed": ["a", "up"], "down": "tree", "lower": False}
     assert seen["limits"] == {"memory": "oom", "disk": "disk_full", "pids": "pids", "alive": "alive\n"}
+
+
+def test_equal_files_of_two_layers_are_in_memory_once(
+    machine: Machine, kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel can: read in one layer, a file is there for the other. Elsewhere it is read twice."""
+    full = kernel.suite != "bookworm"
+    try:
+        packed = store.with_equal_files(tmp_path, monkeypatch, sharing=full)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    machine.put("/var/tmp/store.tar.gz", packed)
+    machine.check("cd /var/tmp && mkdir share && tar xzf store.tar.gz -C share")
+    way = "from-files" if full else ""
+    seen = json.loads(machine.check(f"{PYTHON} -m tests.vm.inside.sharing /var/tmp/share/store {way}", timeout=120))
+    first, second = seen.pop("read")
+    assert seen == {"known": full, "equal": True, "own": ["one", "two"]}
+    assert first == {"same": store.SAME}
+    assert second == ({"same": store.SAME} if full else {})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ import msgspec
 
 from barchan.config import MAX_SANDBOXES, Layout
 from barchan.errors import BarchanError, FeatureMissing
-from barchan.kernel import btrfs, cgroups, directories, loops, processes, syscalls
+from barchan.kernel import btrfs, cgroups, directories, loops, processes, sharing, syscalls
 from barchan.kernel.scratch import SMALLEST, Quota, make_filesystem
 from barchan.spec import Limits
 
@@ -151,6 +151,13 @@ def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan
             "the way of older kernels",
             "load loop and erofs",
             lambda: _by_loop(image),
+        ),
+        _Plan(
+            "EROFS page cache for all layers",
+            False,
+            "without it equal files of two layers are in memory twice",
+            "a kernel with CONFIG_EROFS_FS_PAGE_CACHE_SHARE, and erofs-utils 1.9 or later",
+            lambda: None if sharing.options() else "this kernel knows no inode_share",
         ),
         _Plan(
             "user namespaces", True, "root inside a sandbox is nobody outside", ns, lambda: _in_userns(lambda fd: None)

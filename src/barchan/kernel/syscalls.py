@@ -101,6 +101,26 @@ def new_mount(fstype: str, options: Iterable[Option], attributes: int = 0) -> in
         os.close(context)
 
 
+def accepts(fstype: str, options: Iterable[Option]) -> bool:
+    """Whether this kernel knows a file system and its options; mounts nothing."""
+    try:
+        context = _call(f"fsopen {fstype}", _FSOPEN, _Bytes(fstype.encode()), _Long(FSOPEN_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return False
+        raise
+    try:
+        for option in options:
+            _configure(context, option)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        os.close(context)
+    return True
+
+
 def _configure(context: int, option: Option) -> None:
     key, value = option
     if value is None:

@@ -11,7 +11,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from barchan.kernel import loops, syscalls
+from barchan.kernel import loops, sharing, syscalls
 
 logger = logging.getLogger(__name__)
 _ATTRIBUTES = syscalls.ATTR_RDONLY | syscalls.ATTR_NODEV | syscalls.ATTR_NOSUID
@@ -36,7 +36,7 @@ def attach(image: Path, data: Path | None, *, reduced: bool = False) -> int:
 
 
 def _mount(image: str, data: str | None) -> int:
-    options: list[syscalls.Option] = [("source", image), ("ro", None)]
+    options: list[syscalls.Option] = [("source", image), ("ro", None), *sharing.options()]
     if data is not None:
         options.append(("device", data))
     return syscalls.new_mount("erofs", options, _ATTRIBUTES)

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from barchan.errors import CreateFailed, FeatureMissing, InvalidRequest, NodeStorageFull
-from barchan.kernel import directories
+from barchan.kernel import directories, sharing
 from barchan.kernel.processes import cpu_ticks
 from barchan.layers import content
 from barchan.layers.content import DATA, IMAGE, Format
@@ -107,8 +107,10 @@ def convert(source: Path, layer: Path, newest: int, *, format: Format = "split",
 
 
 def _mkfs(source: Path, layer: Path, newest: int, format: Format, stall: float) -> None:
-    quiet = ("--quiet",) if "--quiet" in _help() else ()
-    command = ("mkfs.erofs", *quiet, "-U", _UUID, *_options(layer, format), str(layer / IMAGE), str(source))
+    # Kernels before 6.4 do not mount images with digests, so they are written only where this one makes use of them.
+    wanted = ("--quiet", *(["--xattr-inode-digest"] if sharing.options() else []))
+    known = (option for option in wanted if option in _help())
+    command = ("mkfs.erofs", *known, "-U", _UUID, *_options(layer, format), str(layer / IMAGE), str(source))
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SOURCE_DATE_EPOCH": str(newest)}
     with tempfile.TemporaryFile() as messages:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=messages, env=environment) as process:

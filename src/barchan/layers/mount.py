@@ -20,7 +20,7 @@ from pathlib import Path
 
 from barchan.errors import FeatureMissing, LayerCorrupt, NodeError
 from barchan.kernel import directories, mounts, syscalls
-from barchan.layers import refs
+from barchan.layers import prefetch, refs
 from barchan.layers.attach import attach
 from barchan.layers.content import DATA, IMAGE, Content
 from barchan.layers.store import Layer, LayerStore
@@ -81,6 +81,7 @@ class LayerMounts:
             fd = attach(layer.path / IMAGE, layer.path / DATA if content.data else None, reduced=self._reduced)
             try:
                 syscalls.move_mount(fd, target)
+                prefetch.begin(self._store, layer.digest, target)
             finally:
                 os.close(fd)
         except OSError as error:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,9 +18,13 @@ from barchan.errors import LayerCorrupt
 from barchan.kernel import residency, syscalls
 from barchan.kernel.residency import Range
 from barchan.layers import refs
-from barchan.layers.access import LayerAccess
 from barchan.layers.catalog import REMEDY, write
 from barchan.layers.store import LayerStore
+
+if TYPE_CHECKING:
+    from barchan.layers.access import LayerAccess
+
+logger = logging.getLogger(__name__)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +77,26 @@ def fetch(root: int, wanted: PrefetchList) -> int:
                 os.close(fd)
             asked += sum(length for _, length in file.ranges)
     return asked
+
+
+def begin(store: LayerStore, digest: str, mount: Path) -> None:
+    """If there is a list, have it read by a thread, which does not keep the layer from being unmounted."""
+    try:
+        wanted = load(store, digest)
+    except LayerCorrupt as error:
+        logger.warning("nothing is read ahead: %s", error)
+        return
+    if wanted is not None:
+        threading.Thread(
+            target=_fetch, args=(syscalls.open_tree(mount, clone=True), wanted), name="prefetch", daemon=True
+        ).start()
+
+
+def _fetch(root: int, wanted: PrefetchList) -> None:
+    try:
+        fetch(root, wanted)
+    finally:
+        os.close(root)
 
 
 def _place(store: LayerStore, digest: str) -> Path:
