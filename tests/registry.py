@@ -41,10 +41,10 @@ class Registry:
     def ref(self, name: str) -> str:
         return f"{SCHEME}127.0.0.1:{self.port}/{name}"
 
-    def push(self, layout: Layout, tag: str, name: str) -> str:
+    def push(self, layout: Layout, tag: str, name: str, *options: str) -> str:
         """An image of a layout, under `name`, which has a tag. Returns its reference."""
         source, target = f"oci:{layout.root}:{tag}", self.ref(name)
-        command = ("skopeo", "copy", "--quiet", "--dest-tls-verify=false", source, target)
+        command = ("skopeo", "copy", "--quiet", "--dest-tls-verify=false", *options, source, target)
         subprocess.run(command, check=True, timeout=60)
         return target
 

@@ -24,7 +24,7 @@ from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore
 from barchan.spec import EnvironmentRef
 from tests import registry
-from tests.images import Layout, file, folder, tar
+from tests.images import INDEX, Layout, file, folder, tar
 from tests.registry import Registry
 
 BASE = tar([folder("bin"), file("bin/program", b"program" * 1000)])
@@ -148,6 +148,28 @@ def test_what_the_registry_does_not_have(hub: Registry, store: LayerStore, tmp_p
         pull(store, hub.ref(name), access=hub.access)
     assert failed.value.phase == "resolve"
     assert not store.catalog.entries() and not list((store.root / "tmp").iterdir())
+
+
+def test_of_an_index_the_platform_that_is_asked_for(hub: Registry, store: LayerStore, tmp_path: Path) -> None:
+    """Also when another one of the same index is here already, by the same names."""
+    layout = Layout(tmp_path / "image")
+    parts = []
+    for machine in ("amd64", "arm64"):
+        config = {"architecture": machine, "config": {"Labels": {"machine": machine}}}
+        part = layout.manifest([BASE, tar([file("machine", machine.encode())])], config=config)
+        parts.append({**part, "platform": {"os": "linux", "architecture": machine}})
+    entry = layout.json({"schemaVersion": 2, "mediaType": INDEX, "manifests": parts}, INDEX)
+    layout.entries.append({**entry, "annotations": {"org.opencontainers.image.ref.name": "both"}})
+    layout.index()
+    ref = hub.push(layout, "both", "test:both", "--all")
+
+    def machine(platform: str, name: str = ref) -> str:
+        pull(store, name, platform=platform, access=hub.access, again=True)
+        return compose(EnvironmentRef(base=name), store.resolve).config.labels["machine"]
+
+    assert machine("linux/amd64") == "amd64"
+    assert machine("linux/arm64") == "arm64"
+    assert machine("linux/amd64") == "amd64"
 
 
 def test_an_image_for_another_machine(hub: Registry, store: LayerStore, tmp_path: Path) -> None:

@@ -10,12 +10,29 @@ from pathlib import Path
 
 import pytest
 
+from barchan.cli.env import parse_source
 from barchan.config import Layout
+from barchan.errors import InvalidRequest
 from barchan.layers.store import LayerStore
 from barchan.locks import read_lock
 from tests.unit.test_layers_store import add
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: as the store does")
+
+
+def test_a_source_may_say_type_and_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("image", "oci:image", "a:b"):
+        Path(name).touch()
+    assert parse_source("image") == (Path("image"), None, "")
+    assert parse_source("docker-archive:image") == (Path("image"), "docker-archive", "")
+    assert parse_source("oci-archive:image:12") == (Path("image"), "oci-archive", "12")
+    assert parse_source("oci:image") == (Path("oci:image"), None, ""), "there is a file of this name"
+    assert parse_source("tar:a:b") == (Path("a:b"), "tar", "")
+    for missing in ("none", "oci:none", "oci:none:12", "tar:", "other:image"):
+        with pytest.raises(InvalidRequest, match="no such file") as caught:
+            parse_source(missing)
+        assert caught.value.field == "source"
 
 
 @pytest.fixture

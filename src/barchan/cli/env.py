@@ -80,13 +80,27 @@ _FORMAT = click.option(
     show_default=True,
     help="Packed layers are compressed: half the size, slower to read, and not in parts over a network.",
 )
-TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
+TYPES: tuple[SourceType, ...] = ("directory", "tar", "oci", "oci-archive", "docker-archive")
 """As in `barchan.layers.sources`, which is imported only when it is needed."""
+
+
+def parse_source(text: str) -> tuple[Path, SourceType | None, str]:
+    """Path, type and tag of `PATH` or `TYPE:PATH[:TAG]`. What exists under the whole text is a path, whatever it looks like."""
+    kind, colon, rest = text.partition(":")
+    if os.path.exists(text) or not colon or kind not in TYPES:
+        path, found, tag = text, None, ""
+    else:
+        place, _, last = rest.rpartition(":")
+        path, tag = (place, last) if place and not os.path.exists(rest) else (rest, "")
+        found = kind
+    if not os.path.exists(path):
+        raise InvalidRequest(f"source: {path}: no such file or directory", field="source")
+    return Path(path), found, tag
 
 
 @env.command("import")
 @click.argument("name")
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source")
 @click.option("--type", "kind", type=click.Choice(TYPES), help="What SOURCE is, if it is not to be found out.")
 @click.option("--image", metavar="TAG", default="", help="Which image of SOURCE: a tag, name or digest.")
 @click.option("--platform", metavar="OS/ARCH", default="linux/amd64", show_default=True, help="Of the image.")
@@ -97,7 +111,7 @@ TYPES = ("directory", "tar", "oci", "oci-archive", "docker-archive")
 def import_command(
     session: Session,
     name: str,
-    source: Path,
+    source: str,
     kind: SourceType | None,
     image: str,
     platform: str,
@@ -107,14 +121,16 @@ def import_command(
     """Make the environment NAME from SOURCE.
 
     SOURCE is a directory tree, a tar archive of one, an OCI image layout (a directory or an archive of it), or what
-    `docker save` writes; archives may be compressed.
+    `docker save` writes; archives may be compressed. As skopeo writes it, it may say type and tag: oci:DIRECTORY:TAG,
+    oci-archive:FILE, docker-archive:FILE.
     """
     from barchan.layers.sources import Wanted, import_environment
 
+    path, said, tag = parse_source(source)
     store = open_store(data)
-    wanted, known = Wanted(kind, image, platform, layer_format), newest(store)
+    wanted, known = Wanted(kind or said, image or tag, platform, layer_format), newest(store)
     with busy(f"importing {plain(name)}"):
-        layer = import_environment(store, name, source, wanted, progress=_progress)
+        layer = import_environment(store, name, path, wanted, progress=_progress)
     _announce(session, layer, known)
 
 
