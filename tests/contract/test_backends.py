@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from barchan.backends.base import Backend, Launch, Metered, Pack, Packable, Runn
 from barchan.backends.container import HIGHEST_ID
 from barchan.backends.fake import FakeBackend, FakeWorld
 from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, SandboxUnavailable
+from barchan.layers.gc import GRACE, collect
 from barchan.layers.sources import import_layer
 from barchan.layers.store import LayerStore
 from barchan.mounts import DataMount
@@ -47,11 +49,14 @@ class Host:
         make: Callable[[], Backend],
         kill: Callable[[Backend, str, Running], None],
         exhaust: Callable[[], None] = lambda: None,
+        store: LayerStore | None = None,
     ) -> None:
         self.make = make
         self.kill = kill
         self.exhaust = exhaust
         """Take away what the next sandbox needs."""
+        self.store = store
+        """Of its layers, if it has any."""
 
 
 @contextlib.asynccontextmanager
@@ -95,9 +100,12 @@ async def real_host(tmp_path: Path, kernel: Literal["auto", "reduced"]) -> Async
             (ranges / str(slot)).symlink_to("another/installation")
 
     config.layout.instance.write_text(secrets.token_hex(4))
-    import_layer(LayerStore(config.layout.layers), "tiny", make_tiny(tmp_path / "tiny"))
+    store = LayerStore(config.layout.layers)
+    import_layer(store, "tiny", make_tiny(tmp_path / "tiny"))
     try:
-        yield Host(lambda: open_backend(config), lambda _, id, running: os.kill(running.pid, signal.SIGKILL), exhaust)
+        yield Host(
+            lambda: open_backend(config), lambda _, id, running: os.kill(running.pid, signal.SIGKILL), exhaust, store
+        )
     finally:
         last = open_backend(config)
         for id in await last.leftovers():
@@ -301,6 +309,8 @@ async def test_what_it_packs_can_be_named_at_once(host: Host, backend: Backend) 
     assert backend.abilities.pack and isinstance(backend, Packable)
     wanted = Launch(id=f"n1-{secrets.token_hex(6)}", spec=await backend.settle(SPEC))
     running = await backend.create(wanted)
+    channel, _ = await dial(backend, wanted.id)
+    await run(channel, 1, b"touch", b"/made")  # which the fake does not have
     changes, whole = packing(wanted, "changes"), packing(wanted, "whole", whole=True)
     assert await backend.packed(changes) is None
     first, second = await asyncio.gather(backend.pack(changes), backend.pack(whole))
@@ -322,6 +332,24 @@ async def test_what_it_packs_can_be_named_at_once(host: Host, backend: Backend) 
         await successor.pack(packing(wanted, "late"))
     assert await successor.packed(changes) == first
     await successor.close()
+
+
+async def test_what_a_sandbox_is_made_of_is_kept_for_packing(host: Host, backend: Backend) -> None:
+    assert isinstance(backend, Packable)
+    if host.store is None:
+        return
+    wanted = Launch(id=f"n1-{secrets.token_hex(6)}", spec=await backend.settle(SPEC))
+    await backend.create(wanted)
+    layer = host.store.resolve("tiny").digest
+    host.store.remove("tiny")
+    collect(host.store, now=time.time() - GRACE)
+    await backend.tidy()
+    assert layer in host.store.sizes()
+    assert (await backend.pack(packing(wanted, "kept"))).layers == 1
+    await backend.destroy(wanted.id)
+    collect(host.store, now=time.time() - GRACE)
+    await backend.tidy()
+    assert layer not in host.store.sizes()
 
 
 async def test_a_packing_that_is_given_up_leaves_nothing(host: Host, backend: Backend) -> None:

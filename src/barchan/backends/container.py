@@ -20,7 +20,7 @@ from barchan.backends.base import Abilities, Launch, Pack, Running, Space, Usage
 from barchan.backends.container_data import check_sources
 from barchan.backends.container_make import ContainerMaker
 from barchan.backends.container_steps import Draft, Order, short_path
-from barchan.backends.packs import Packs, stack_of
+from barchan.backends.packs import Packs, digests_of, stack_of
 from barchan.backends.pool import Pool
 from barchan.backends.pulls import Pulls
 from barchan.config import Layout, NodeConfig
@@ -360,12 +360,13 @@ class ContainerBackend:
         )
 
     async def tidy(self) -> None:
-        await self._maker.in_thread(self._collect)
+        held = frozenset(layer for stack in set(self._stacks.values()) for layer in digests_of(stack))
+        await self._maker.in_thread(lambda: self._collect(held))
 
-    def _collect(self) -> None:
+    def _collect(self, held: frozenset[str]) -> None:
         """Also unmounts what is gone: sandboxes that were made of it have clones of their own."""
         self._store.sweep()
-        collect(self._store)
+        collect(self._store, held=held)
         # In this order: a layer that comes and is mounted in between is in neither.
         self._mounts.close(self._mounts.mounted() - self._store.digests())
 

@@ -213,9 +213,13 @@ def stack_of(layers: Iterable[Layer]) -> bytes:
     return b"".join(bytes.fromhex(hex_of(layer.digest)) for layer in layers)
 
 
+def digests_of(stack: bytes) -> tuple[str, ...]:
+    return tuple(f"sha256:{stack[at : at + DIGEST].hex()}" for at in range(0, len(stack), DIGEST))
+
+
 def _layers_of(request: Pack, stack: bytes) -> tuple[str, ...]:
     """Top first."""
-    layers = tuple(f"sha256:{stack[at : at + DIGEST].hex()}" for at in range(0, len(stack), DIGEST))
+    layers = digests_of(stack)
     if not layers:
         raise NotSupported("the sandbox was made by an older barchan, which did not note its layers", field="sandbox")
     if request.order.whole and len(layers) >= MOST:

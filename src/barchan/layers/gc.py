@@ -1,6 +1,6 @@
 """Layers that nothing reaches any more are removed, once they have been so for a while.
 
-What reaches a layer: a version of a name, directly or through an image of several layers. The time is there for those who have just resolved a name and are about to use it, on this host or on
+What reaches a layer: a version of a name, directly or through an image of several layers; for a node agent also a sandbox, which may be packed. The time is there for those who have just resolved a name and are about to use it, on this host or on
 another that shares the store: a layer that somebody reaches in between counts from the start again.
 
     <store>/unused/<hex>    its time says since when nobody reaches this layer
@@ -73,8 +73,9 @@ def collect(
     grace: float = GRACE,
     dry_run: bool = False,
     now: float | None = None,
+    held: AbstractSet[str] = frozenset(),
 ) -> Collected:
-    """Remove what nobody has reached for `grace` seconds, and note what nobody reaches.
+    """Remove what nobody has reached for `grace` seconds, and note what nobody reaches. `held`: layers that somebody reaches without a name.
 
     With `dry_run` nothing is changed. Raises `LayerCorrupt` when a name or an image cannot be read: then nothing is removed.
     """
@@ -82,7 +83,7 @@ def collect(
     with flock(store.root / "lock", fcntl.LOCK_EX):
         sizes = store.sizes()
         since = _marks(store)
-        todo = plan(sizes, store.reached(), since, now, grace)
+        todo = plan(sizes, store.reached() | held, since, now, grace)
         if not dry_run:
             _carry_out(store, todo, now)
     waiting = {**{digest: now for digest in todo.mark}, **since}
