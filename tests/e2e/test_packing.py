@@ -204,7 +204,7 @@ async def test_what_a_killed_agent_had_frozen_goes_though_nobody_asks_again(
     await sandbox.run("head -c 60000000 /dev/urandom > /blob", check=True)
     async with Client(data=server.data) as other:
         call = asyncio.ensure_future((await other.get(sandbox.id)).pack_diff("nobodys"))
-        await until(lambda: list((server.data / "layers/tmp").glob("*/image")))
+        await until(lambda: list((server.data / "layers/tmp").glob("*/layer/image")))
         os.kill(killed := node_of(server), signal.SIGKILL)
         call.cancel()
     assert (await sandbox.run("true")).ok and node_of(server) != killed
@@ -220,7 +220,7 @@ async def test_a_killed_agent_leaves_nothing_and_the_call_is_answered(
     await sandbox.run("head -c 60000000 /dev/urandom > /blob; sha256sum < /blob > /sum", check=True)
     sleeper = await sandbox.start("sleep 600")
     call = asyncio.ensure_future(sandbox.pack_diff(f"killed-{at}", whole=True))
-    where = {"frozen": (server.data / "scratch", ".frozen-*"), "made": (server.data / "layers/tmp", "*/image")}[at]
+    where = {"frozen": (server.data / "scratch", ".frozen-*"), "made": (server.data / "layers/tmp", "*/layer/image")}[at]
     await until(lambda: list(where[0].glob(where[1])))
     workers = packing_in(server)
     os.kill(node_of(server), signal.SIGKILL)
