@@ -18,6 +18,7 @@ import msgspec
 
 from barchan.config import Layout, NodeConfig
 from barchan.errors import NodeUnavailable
+from barchan.networks import NetworkRules
 from barchan.spec import EnvironmentRef, Exec, Limits, NodeInfo, SandboxInfo, SandboxSpec
 from barchan.wire import messages as m
 from barchan.wire.frames import Frame
@@ -40,8 +41,9 @@ class Node:
     async def ask(self, request: m.Request) -> bytes:
         return await self.protocol.link.call(m.pack_call(request)).answer
 
-    async def create(self, limits: Limits = SMALL) -> SandboxInfo:
-        spec = SandboxSpec(environment=EnvironmentRef(base="tiny"), limits=limits)
+    async def create(self, limits: Limits = SMALL, network: NetworkRules | None = None) -> SandboxInfo:
+        rules = network or NetworkRules()
+        spec = SandboxSpec(environment=EnvironmentRef(base="tiny"), limits=limits, network=rules)
         return m.unpack(await self.ask(m.CreateSandbox(spec=spec, key=secrets.token_hex(16))), SandboxInfo)
 
     async def run(self, id: str, *argv: str) -> None:

@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
 
 from barchan import Client, DataMount, FeatureMissing, InvalidRequest, Sandbox
+from barchan.net.addresses import DEFAULT_PREFIX
 from tests.e2e.conftest import SMALL, make_tiny
 from tests.e2e.test_restart import process_of, wait_gone
 from tests.host.net_site import HOST, INNER, METADATA, NAMESERVER, PRIVATE, ROUTER, SERVER, World, open_world
@@ -243,11 +245,17 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 async def test_a_stop_removes_the_device(world: World, client: Client) -> None:
-    before = set(devices(world))
-    async with await client.create("tiny", limits=SMALL, network="open", hostname="once") as sandbox:
-        assert set(devices(world)) - before
-        await sandbox.run("true")
-    await until(lambda: len(devices(world)) <= len(before) + 2)  # of two that may be made ahead of the next
+    async with await client.create("tiny", limits=SMALL, network="open") as sandbox:
+        slot = (int(IPv4Address(await own_address(sandbox))) - int(DEFAULT_PREFIX.network_address)) // 2
+        name = next(name for name in devices(world) if name[len("barc") + 6 :] == f"{slot:x}")
+    await until(lambda: name not in devices(world))
+
+
+async def test_the_command_line_asks_for_it_too(own: Server) -> None:
+    for mode, there in (("open", True), ("deny", False)):
+        command = [*own.command("run"), "--network", mode, "tiny", "--", "sh", "-c", FETCH]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+        assert done.stdout.endswith(PAGE) == there, done
 
 
 async def test_two_hundred_leave_nothing(own: Server, world: World, client: Client) -> None:
