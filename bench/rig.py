@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +55,14 @@ def create(client: Client) -> Awaitable[Sandbox]:
 
 @contextlib.contextmanager
 def rig(
-    scratch: str = "4g", max_sandboxes: int = 1000, prepare: Callable[[Path], None] = lambda data: None
+    scratch: str = "4g",
+    max_sandboxes: int = 1000,
+    prepare: Callable[[Path], None] = lambda data: None,
+    settings: Sequence[str] = (),
 ) -> Iterator[Rig]:
     """Start a server in a new directory on a real disk; stop it and remove everything at the end.
 
-    `prepare` is called with the data directory before the server starts.
+    `prepare` is called with the data directory before the server starts; `settings` are more options of `barchan up`.
     """
     work = DISK / f"barchan-bench-{os.getpid()}"
     rootfs = make_tiny(work / "rootfs")
@@ -67,7 +70,8 @@ def rig(
     try:
         barchan(data, "env", "import", "tiny", str(rootfs))
         prepare(data)
-        barchan(data, "up", "-d", "--name", "bench", "--scratch-bytes", scratch, "--max-sandboxes", str(max_sandboxes))
+        sizes = ("--scratch-bytes", scratch, "--max-sandboxes", str(max_sandboxes))
+        barchan(data, "up", "-d", "--name", "bench", *sizes, *settings)
         yield Rig(work, data, rootfs)
     finally:
         if (data / "run").is_dir():
