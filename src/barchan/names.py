@@ -14,6 +14,10 @@ REF = re.compile(
 )
 """After `@` comes what never changes, after `:` what may be moved."""
 _IMAGE = re.compile(PATTERN)
+BUILD_STEP = re.compile(r"build-[0-9a-f]{40}")
+"""Names under which builds keep what a step made. They come and go by themselves."""
+SCRATCH = f"build-{'0' * 40}"
+"""One of them: nothing at all."""
 
 
 def check_name(value: str, field: str) -> str:

@@ -34,9 +34,9 @@ from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
 from barchan.layers import pointers
+from barchan.layers.build_cache import expire, lock
 from barchan.layers.catalog import described
 from barchan.layers.gc import collect
-from barchan.layers.locking import lock
 from barchan.layers.mount import LayerMounts
 from barchan.layers.pull import images_missing
 from barchan.layers.resolved import ResolvedNames
@@ -366,6 +366,7 @@ class ContainerBackend:
     def _collect(self, held: frozenset[str]) -> None:
         """Also unmounts what is gone: sandboxes that were made of it have clones of their own."""
         self._store.sweep()
+        expire(self._store)
         collect(self._store, held=held)
         # In this order: a layer that comes and is mounted in between is in neither.
         self._mounts.close(self._mounts.mounted() - self._store.digests())

@@ -16,6 +16,7 @@ from barchan.cli.session import DIRECTORY, FILE, Session, data_option, json_opti
 from barchan.cli.text import plain, span
 from barchan.config import RegistryAccess, default_data
 from barchan.errors import BarchanError, EnvironmentNotFound, InvalidRequest
+from barchan.names import BUILD_STEP
 from barchan.sizes import size
 
 if TYPE_CHECKING:
@@ -296,10 +297,11 @@ def lock_command(
 
 
 @env.command("ls")
+@click.option("--all", "every", is_flag=True, help="Also what builds keep of their steps.")
 @data_option
 @json_option
 @click.pass_obj
-def ls_command(session: Session, data: Path) -> None:
+def ls_command(session: Session, every: bool, data: Path) -> None:
     """List the layers by name and version, with the tags and aliases that mean them."""
     import time
 
@@ -308,7 +310,7 @@ def ls_command(session: Session, data: Path) -> None:
     store = _existing_store(data)
     from barchan.layers.pointers import names_of
 
-    entries = store.catalog.entries() if store else ()
+    entries = [e for e in store.catalog.entries() if every or not BUILD_STEP.fullmatch(e.name)] if store else []
     tags = names_of(store.catalog) if store else {}
     if session.json:
         session.emit([{**to_builtins(entry), "tags": tags.get(entry.reference, ())} for entry in entries])

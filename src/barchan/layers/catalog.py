@@ -28,6 +28,7 @@ from barchan.errors import EnvironmentNotFound, InvalidRequest, LayerCorrupt
 from barchan.image_refs import is_image, parse_image
 from barchan.kernel import directories
 from barchan.layers.refs import Ref, parse
+from barchan.names import BUILD_STEP
 from barchan.wire.messages import EnvironmentInfo
 
 _VERSION_FILE = re.compile(r"([1-9][0-9]{0,8})\.json")
@@ -37,6 +38,8 @@ MOST_ALIASES = 8
 """That lead from one to the next."""
 _IMAGE = "image-"
 """How directories of images are called, before 64 hex digits: longer than any other name may be."""
+_UNSPOKEN = re.compile(rf"{_IMAGE}|{BUILD_STEP.pattern}$")
+"""What nobody means who writes a name wrongly."""
 REMEDY = "remove it with `barchan env rm` and import it again"
 
 
@@ -236,7 +239,7 @@ class Catalog:
         return tags[wanted.tag]
 
     def _near(self, name: str) -> str:
-        folders = [folder for folder in self._folders() if not folder.name.startswith(_IMAGE)]
+        folders = [folder for folder in self._folders() if not _UNSPOKEN.match(folder.name)]
         names = [folder.name for folder in folders if _versions(folder) or (folder / _ALIAS_FILE).exists()]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         if near:
