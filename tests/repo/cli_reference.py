@@ -12,6 +12,7 @@ from barchan.cli.main import COMMANDS, barchan
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 SEE = {
+    "env build": "[Build an environment from a Dockerfile](../how-to/build-an-environment.md)",
     "env import": "[Import an environment](../how-to/import-an-environment.md)",
     "create": "[Make many sandboxes](../how-to/many-sandboxes.md)",
     "layer pack": "[Pack a sandbox](../how-to/pack-a-sandbox.md)",

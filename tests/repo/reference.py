@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from barchan.api.routes import ROUTES
+from barchan.builds.support import INSTRUCTIONS
 from barchan.errors import tree
 from tests.repo import cli_reference, sdk_reference
 from tests.repo.fields import DESCRIBED, settings
@@ -23,10 +24,22 @@ def routes() -> list[str]:
     return [f"| `{route.method} {route.path}` | {route.summary} |" for route in ROUTES]
 
 
+def instructions() -> list[str]:
+    rows = []
+    for name, support in INSTRUCTIONS.items():
+        options = [f"`--{flag}`" for flag in (*support.valued, *support.bare)]
+        refused = (
+            f" Refused: {', '.join(f'`--{flag}`' for flag in support.unsupported)}." if support.unsupported else ""
+        )
+        rows.append(f"| `{name}` | {' '.join(options)} | {support.means}{refused} |")
+    return rows
+
+
 def tables() -> Iterator[tuple[Path, str, list[str]]]:
     """Page, heading of the section that holds the table ("" for the page's own), rows."""
     yield REFERENCE / "errors.md", "", errors()
     yield REFERENCE / "http.md", "", routes()
+    yield REFERENCE / "dockerfile.md", "", instructions()
     for name in DESCRIBED:
         yield REFERENCE / "settings.md", name, settings(name)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import to_builtins
 
+from barchan.cli.build import build_command
 from barchan.cli.connect import Where, open_client, served, where_options
 from barchan.cli.profile import profile_command
 from barchan.cli.progress import busy
@@ -33,6 +34,7 @@ def env() -> None:
 
 
 env.add_command(profile_command)
+env.add_command(build_command)
 
 
 def open_store(data: Path) -> LayerStore:

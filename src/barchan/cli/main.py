@@ -43,7 +43,7 @@ ELSEWHERE = {
     "images": "env ls",
     "image": "env",
     "pull": "env pull",
-    "build": "env import",
+    "build": "env build",
     "rmi": "env rm",
     "start": "create",
     "info": "doctor",

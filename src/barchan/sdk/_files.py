@@ -187,7 +187,7 @@ class Files:
             items = pack_file(path, name, report)
         request = PutTree(sandbox=self._sandbox, path=target or b"/", user=user)
         total = await _locally(path, local_size, path) if progress is not None else None
-        await self._send(request, _batches(path, items), progress, total)
+        await self._send(request, batches(path, items), progress, total)
         return report[0]
 
     async def download(
@@ -255,6 +255,17 @@ class Files:
             call.abandon()
 
 
+async def send_items(files: Files, remote: bytes, pieces: AsyncIterator[bytes], *, user: str) -> None:
+    """Tree items as they are, owners among them, below `remote`, which is made if it is missing. For builds."""
+    await files._send(PutTree(sandbox=files._sandbox, path=remote, user=user), pieces)
+
+
+async def receive_items(files: Files, remote: bytes, *, user: str) -> AsyncIterator[bytes]:
+    """As they come: bytes for a `TreeReader`. For builds."""
+    async for chunk in files._stream(GetTree(sandbox=files._sandbox, path=remote, user=user)):
+        yield chunk
+
+
 async def _opened(link: Any, request: Request) -> tuple[Call, CallStreams, bytes]:
     """A reading call and its first bytes: up to here it may be tried again."""
     streams = CallStreams(confirmed=True)
@@ -312,7 +323,7 @@ def _check_content(data: Content) -> None:
         )
 
 
-async def _batches(root: Path, items: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def batches(root: Path, items: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Take from a generator that reads files, in a thread and not one small item at a time."""
 
     def batch() -> bytes:

@@ -185,7 +185,7 @@ class Files:
             items = pack_file(path, name, report)
         request = PutTree(sandbox=self._sandbox, path=target or b"/", user=user)
         total = _locally(path, local_size, path) if progress is not None else None
-        self._send(request, _batches(path, items), progress, total)
+        self._send(request, batches(path, items), progress, total)
         return report[0]
 
     def download(
@@ -253,6 +253,16 @@ class Files:
             call.abandon()
 
 
+def send_items(files: Files, remote: bytes, pieces: Iterator[bytes], *, user: str) -> None:
+    """Tree items as they are, owners among them, below `remote`, which is made if it is missing. For builds."""
+    files._send(PutTree(sandbox=files._sandbox, path=remote, user=user), pieces)
+
+
+def receive_items(files: Files, remote: bytes, *, user: str) -> Iterator[bytes]:
+    """As they come: bytes for a `TreeReader`. For builds."""
+    yield from files._stream(GetTree(sandbox=files._sandbox, path=remote, user=user))
+
+
 def _opened(link: Any, request: Request) -> tuple[Call, CallStreams, bytes]:
     """A reading call and its first bytes: up to here it may be tried again."""
     streams = CallStreams(confirmed=True)
@@ -308,7 +318,7 @@ def _check_content(data: Content) -> None:
         )
 
 
-def _batches(root: Path, items: Iterator[bytes]) -> Iterator[bytes]:
+def batches(root: Path, items: Iterator[bytes]) -> Iterator[bytes]:
     """Take from a generator that reads files, in a thread and not one small item at a time."""
 
     def batch() -> bytes:
