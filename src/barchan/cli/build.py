@@ -109,7 +109,7 @@ def _order(
 
     path = dockerfile or context / "Dockerfile"
     return BuildOrder(
-        dockerfile=parse(_read(path), plain(os.path.relpath(path) if dockerfile else "Dockerfile")),
+        dockerfile=parse(_read(path), plain(str(dockerfile or "Dockerfile"))),
         context=LocalContext(context, read_ignore(context, path)),
         name=check_name(name, "name"),
         build_args=dict(_build_arg(text) for text in build_args if _given(text)),
