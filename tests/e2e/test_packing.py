@@ -220,7 +220,9 @@ async def test_a_killed_agent_leaves_nothing_and_the_call_is_answered(
     await sandbox.run("head -c 60000000 /dev/urandom > /blob; sha256sum < /blob > /sum", check=True)
     sleeper = await sandbox.start("sleep 600")
     call = asyncio.ensure_future(sandbox.pack_diff(f"killed-{at}", whole=True))
-    where = {"frozen": (server.data / "scratch", ".frozen-*"), "made": (server.data / "layers/tmp", "*/layer/image")}[at]
+    where = {"frozen": (server.data / "scratch", ".frozen-*"), "made": (server.data / "layers/tmp", "*/layer/image")}[
+        at
+    ]
     await until(lambda: list(where[0].glob(where[1])))
     workers = packing_in(server)
     os.kill(node_of(server), signal.SIGKILL)

@@ -142,8 +142,7 @@ def _full_plans(work: Path, image: Path) -> tuple[_Plan, ...]:
     )
 
 
-def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan, ...]:
-    ns, cg = "enable user namespaces (sysctl user.max_user_namespaces)", groups.describe()
+def _image_plans(image: Path) -> tuple[_Plan, ...]:
     return (
         _Plan(
             "EROFS over a loop device",
@@ -159,6 +158,13 @@ def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan
             "a kernel with CONFIG_EROFS_FS_PAGE_CACHE_SHARE, and erofs-utils 1.9 or later",
             lambda: None if sharing.options() else "this kernel knows no inode_share",
         ),
+    )
+
+
+def _plans(work: Path, image: Path, groups: cgroups.CgroupLayout) -> tuple[_Plan, ...]:
+    ns, cg = "enable user namespaces (sysctl user.max_user_namespaces)", groups.describe()
+    return (
+        *_image_plans(image),
         _Plan(
             "user namespaces", True, "root inside a sandbox is nobody outside", ns, lambda: _in_userns(lambda fd: None)
         ),
