@@ -5,7 +5,8 @@ DATA/                       0700 root
   instance                  random name of this installation: names its cgroups
   node.db                   registry (SQLite)
   log/NNNNNNNNNN.seg        trajectory segments
-  layers/                   content-addressed layer store and its names
+  layers/                   content-addressed layer store and its names; a link to it when nodes share one
+  cache/                    of a shared store: images of layers, and where layers are made
   mnt/<digest>              each layer mounted once
   scratch.img, scratch/     btrfs volume that holds the writable trees
   run/                      api.sock, node.sock, lock files, one socket per sandbox
@@ -59,6 +60,10 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def layers(self) -> Path:
         return self.data / "layers"
+
+    @property
+    def cache(self) -> Path:
+        return self.data / "cache"
 
     @property
     def mounts(self) -> Path:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -210,10 +211,14 @@ def test_removing_never_takes_a_layer_that_is_being_added(store: LayerStore) -> 
 
 def test_sweep_removes_only_what_no_process_owns(store: LayerStore) -> None:
     tmp = store.root / "tmp"
-    (tmp / "99999999-gone").mkdir()
     with store.temporary() as mine:
+        here = mine.name.partition("-")[0]
+        for name in (f"{here}-99999999-gone", "elsewhere-1-working", "elsewhere-2-gone"):
+            (tmp / name).mkdir()
+        long_ago = time.time() - 2 * 86400
+        os.utime(tmp / "elsewhere-2-gone", (long_ago, long_ago))
         store.sweep()
-        assert [path.name for path in tmp.iterdir()] == [mine.name]
+        assert {path.name for path in tmp.iterdir()} == {mine.name, "elsewhere-1-working"}
 
 
 def add_many(root: Path, worker: int) -> None:

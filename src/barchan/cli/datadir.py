@@ -77,6 +77,22 @@ def prepare(layout: Layout) -> None:
         ) from error
 
 
+def share(layout: Layout, layers: Path) -> None:
+    """Let the layer store be at `layers`, which other nodes use too. Call after `prepare`; idempotent."""
+    if not layers.is_dir():
+        raise InvalidRequest(f"layers: {layers} is not a directory", field="layers")
+    try:
+        layout.layers.symlink_to(layers)
+    except FileExistsError as error:
+        if os.path.realpath(layout.layers) == os.path.realpath(layers):
+            return
+        raise InvalidRequest(
+            f"layers: {layout.data} has its layers at {os.path.realpath(layout.layers)}",
+            field="layers",
+            hint="give a new data directory, or move what is there and remove it",
+        ) from error
+
+
 def _own(layout: Layout) -> None:
     if not layout.instance.exists() and any(layout.data.iterdir()):
         known = {layout.layers.name, layout.run.name}
@@ -93,7 +109,7 @@ def _own(layout: Layout) -> None:
 def unmake(layout: Layout, existed: bool) -> None:
     """Undo `prepare` of a new directory in which nothing was served. Call with the lock held."""
     shutil.rmtree(layout.run, ignore_errors=True)
-    for path in (layout.instance, layout.token):
+    for path in (layout.instance, layout.token, *((layout.layers,) if layout.layers.is_symlink() else ())):
         path.unlink(missing_ok=True)
     if not existed:
         with suppress(OSError):  # somebody put something there
@@ -111,7 +127,7 @@ def check_ours(layout: Layout) -> None:
 
 def _names(layout: Layout) -> set[str]:
     files = (layout.token, layout.instance, layout.registry, layout.scratch_image)
-    directories = (layout.log, layout.layers, layout.mounts, layout.scratch, layout.run)
+    directories = (layout.log, layout.layers, layout.cache, layout.mounts, layout.scratch, layout.run)
     part = layout.scratch_image.with_suffix(".part").name
     others = {"record.key", part, f"{layout.registry.name}-wal", f"{layout.registry.name}-shm"}
     return {path.name for path in (*files, *directories)} | others

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from barchan.cli.session import Session, data_option, json_option, need_root, to_json
+from barchan.cli.session import DIRECTORY, Session, data_option, json_option, need_root, to_json
 from barchan.cli.text import Bytes, plain
 from barchan.cli.values import ADDRESS, IPV4, IPV4_NETWORK, SIZE, is_loopback, parse_pairs
 from barchan.config import ApiConfig, Layout, NetworkAccess, NodeConfig, RegistryAccess
@@ -103,6 +103,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Mirrors, and registries without TLS: containers-registries.conf(5).  [default: the host's own]",
 )
 @click.option(
+    "--layers",
+    type=DIRECTORY,
+    callback=_absolute,
+    help="Keep layers in this directory, which nodes on other hosts may use too.  [default: DATA/layers]",
+)
+@click.option(
     "--layer-format",
     type=click.Choice(["split", "packed"]),
     default=_DEFAULT["layer_format"],
@@ -143,7 +149,7 @@ def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     the scratch volume, DATA/scratch.img, and says how large it is: without --scratch-bytes 30 % of what is free there, at
     most 40 GiB.
     """
-    from barchan.cli.datadir import locked, prepare, unmake
+    from barchan.cli.datadir import locked, prepare, share, unmake
     from barchan.node.rows import check_version
 
     need_root("barchan up")
@@ -159,6 +165,8 @@ def up(session: Session, /, detach: bool, data: Path, **options: Any) -> None:
     prepare(layout)
     with locked(layout):
         try:
+            if options["layers"] is not None:
+                share(layout, options["layers"])
             check_version(layout.registry)
             if detach:
                 _in_background(session, layout, options)

@@ -22,6 +22,7 @@ from barchan.errors import FeatureMissing, LayerCorrupt, NodeError
 from barchan.kernel import directories, mounts, syscalls
 from barchan.layers import prefetch, refs
 from barchan.layers.attach import attach
+from barchan.layers.cache import ImageCache
 from barchan.layers.content import DATA, IMAGE, Content
 from barchan.layers.store import Layer, LayerStore
 
@@ -32,10 +33,12 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 class LayerMounts:
     """Mounts of the layers of one host. Several processes may use one directory at once."""
 
-    def __init__(self, root: Path, store: LayerStore, reduced: bool = False) -> None:
+    def __init__(self, root: Path, store: LayerStore, reduced: bool = False, cache: Path | None = None) -> None:
+        """`cache`: a directory of this node for images of a shared store; None is the one beside `root`."""
         self.root = root
         self._store = store
         self._reduced = reduced
+        self._cache = ImageCache(cache or root.parent / "cache/images") if store.shared else None
 
     def prepare(self) -> None:
         """Make the mount directory private. Idempotent; layers that are mounted already stay so."""
@@ -78,12 +81,17 @@ class LayerMounts:
     def _mount(self, layer: Layer, content: Content, target: Path) -> None:
         target.mkdir(mode=0o700, exist_ok=True)
         try:
-            fd = attach(layer.path / IMAGE, layer.path / DATA if content.data else None, reduced=self._reduced)
+            data = layer.path / DATA if content.data else None
+            image = self._cache.image(layer, content) if self._cache and data else layer.path / IMAGE
+            fd = attach(image, data, reduced=self._reduced)
             try:
                 syscalls.move_mount(fd, target)
                 prefetch.begin(self._store, layer.digest, target)
             finally:
                 os.close(fd)
+        except LayerCorrupt:
+            target.rmdir()
+            raise
         except OSError as error:
             target.rmdir()
             raise _typed(layer, error) from error

@@ -1,20 +1,22 @@
-"""The layer store of one host: layers by content, and the names that point to them."""
+"""The layer store of one host, or of several: layers by content, and the names that point to them."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt
+from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt, NodeStorageFull
 from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
 from barchan.layers import content as contents
@@ -22,6 +24,9 @@ from barchan.layers import pointers, refs
 from barchan.layers.catalog import REMEDY, Catalog, NameEntry, Provenance, flock, sync, write
 from barchan.layers.content import Content
 from barchan.names import check_name
+
+ABANDONED = 86400.0
+"""Seconds after which the work of a process on another host counts as left behind."""
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -75,11 +80,17 @@ class LayerStore:
     disk. Adding content that is there already makes no second copy, and no new version when the newest has it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, shared: bool | None = None, work: Path | None = None) -> None:
+        """`shared`: on a file system that is reached over a network, for several nodes. None: when `root` is a link.
+
+        `work`: where layers of a shared store are made, on a disk of this host. None: beside `root`.
+        """
         self.root = root
+        self.shared = root.is_symlink() if shared is None else shared
         self._layers, self.catalog = root / "sha256", Catalog(root / "names")
         self._verified, self._tmp = root / "verified", root / "tmp"
         self._stacks, self.converted, self.pulling = root / "stacks", root / "converted", root / "pulling"
+        self._work = (work or root.parent / "cache/work") if self.shared else self._tmp
         self.unused, self.prefetch = root / "unused", root / "prefetch"
         every = (
             root,
@@ -87,6 +98,7 @@ class LayerStore:
             self.catalog.root,
             self._verified,
             self._tmp,
+            self._work,
             self._stacks,
             self.converted,
             self.pulling,
@@ -98,24 +110,20 @@ class LayerStore:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A fresh directory on the store's file system, removed afterwards."""
-        path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._tmp))
-        try:
+        """A fresh directory to make layers in, on a disk of this host, removed afterwards."""
+        with _temporary(self._work) as path:
             yield path
-        finally:
-            shutil.rmtree(path)
 
     def sweep(self) -> None:
-        """Remove work of processes that are gone."""
-        for entry in self._tmp.iterdir():
-            owner = entry.name.partition("-")[0]
-            if not (owner.isdigit() and Path("/proc", owner).exists()):
-                shutil.rmtree(entry, ignore_errors=True)
+        """Remove work of processes that are gone; of those on other hosts, what is a day old."""
+        for entry in (*os.scandir(self._tmp), *os.scandir(self._work)):
+            if _abandoned(entry):
+                shutil.rmtree(entry.path, ignore_errors=True)
 
     def add(
         self, made: Path, name: str, *, source: str = "", kind: str = "", provenance: Provenance | None = None
     ) -> Layer:
-        """Take over a layer that `erofs.build` made on the store's file system, under the next version of `name`."""
+        """Take over a layer that `erofs.build` made in a `temporary` directory, under the next version of `name`."""
         check_name(name, "name")
         content = contents.read(made)
         digest, size = content.digest, content.used
@@ -167,16 +175,18 @@ class LayerStore:
 
     def _place(self, made: Path, content: Content) -> Path:
         path = self.layer_path(content.digest)
-        with self.temporary() as work:
+        with _temporary(self._tmp) as near:
             if not _intact(path, content):
-                contents.settle(made)
+                with _roomy(self.root):
+                    ready = made if self._tmp == self._work else Path(shutil.copytree(made, near / "layer"))
+                    contents.settle(ready)
                 with suppress(FileNotFoundError):
-                    os.rename(path, work / "damaged")
+                    os.rename(path, near / "damaged")
                 with _unless_there():
-                    os.rename(made, path)
+                    os.rename(ready, path)
                 sync(path.parent)
             if made.exists():
-                os.rename(made, work / "needless")
+                shutil.rmtree(made)
         return path
 
     def layer_path(self, digest: str) -> Path:
@@ -279,8 +289,8 @@ class LayerStore:
     def discard(self, digest: str) -> None:
         """Remove a layer. One that is mounted stays readable for those who have it. Idempotent."""
         (self._verified / refs.hex_of(digest)).unlink(missing_ok=True)
-        with self.temporary() as work, suppress(FileNotFoundError):
-            os.rename(self.layer_path(digest), work / "unused")
+        with _temporary(self._tmp) as near, suppress(FileNotFoundError):
+            os.rename(self.layer_path(digest), near / "unused")
 
     def discard_leftovers(self) -> None:
         """What speaks of images and layers that are gone."""
@@ -294,9 +304,14 @@ class LayerStore:
                 record.unlink(missing_ok=True)
 
     def check(self, layer: Layer) -> Content:
-        """Before a mount: whether all is there, and the whole content unless these very files were hashed before."""
+        """Before a mount: whether all is there, and the whole content unless these very files were hashed before.
+
+        Of a shared store the content is not read: it is what a mount is to avoid.
+        """
         try:
             content = contents.read(layer.path, layer.digest)
+            if self.shared and contents.whole(layer.path, content):
+                return content
             known = msgspec.json.decode(self._stamp(layer.digest).read_bytes(), type=dict[str, _Stamp])
             if known == _stamps_of(layer.path, content):
                 return content
@@ -321,6 +336,44 @@ class LayerStore:
 
     def _stamp(self, digest: str) -> Path:
         return self._verified / refs.hex_of(digest)
+
+
+@contextmanager
+def _temporary(where: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix=f"{_here()}-{os.getpid()}-", dir=where))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def _roomy(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # also the one of several files that copying raises
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise NodeStorageFull(
+                f"no room for the layer at {root}", hint="free space there", phase="convert"
+            ) from error
+        raise
+
+
+@functools.cache
+def _here() -> str:
+    """This boot of this host, and these process ids."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8] + str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _abandoned(entry: os.DirEntry[str]) -> bool:
+    where, _, rest = entry.name.partition("-")
+    owner = rest.partition("-")[0]
+    if where == _here():
+        return not (owner.isdigit() and Path("/proc", owner).exists())
+    try:
+        return time.time() - entry.stat().st_mtime > ABANDONED
+    except FileNotFoundError:
+        return False
 
 
 def _stamps_of(path: Path, content: Content) -> dict[str, _Stamp]:
