@@ -169,6 +169,12 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkAccess = NetworkAccess()
     sweep_seconds: float = 2.0
     """How often lifetimes are checked; they are kept within 5 s."""
+    scrub_seconds: float = 7 * 86400.0
+    """How old the last whole reading of a layer may be; 0 reads none."""
+    scrub_bytes: int = 256 * MIB
+    """At most so much of them is read each `tidy_seconds`, but a layer at a time, at `scrub_rate`."""
+    scrub_rate: float = 50 * MIB
+    """Bytes a second."""
     tidy_seconds: float = 120.0
     """How often layers that nothing reaches are looked for; they go when they have been so for ten minutes."""
 

@@ -20,6 +20,7 @@ from barchan.image_refs import parse_image
 from barchan.layers.gc import collect
 from barchan.layers.pull import pull
 from barchan.layers.pull_worker import PullRequest
+from barchan.layers.scrubber import scrub
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore
 from barchan.spec import EnvironmentRef
@@ -86,6 +87,25 @@ def test_progress_goes_from_nothing_to_all_of_it(
     told.clear()
     pull(store, image.ref, access=hub.access, told=told.append)
     assert [progress.phase for progress in told] == ["waiting"], "it is here"
+
+
+def test_a_damaged_layer_is_fetched_again_and_alone(hub: Registry, store: LayerStore, tmp_path: Path) -> None:
+    image = Pushed(hub, tmp_path / "one", "damaged", tar([file("damaged", os.urandom(100_000))]))
+    entry = pull(store, image.ref, access=hub.access)
+    digest = store.layers_of(entry.digest)[-1]
+    data = store.layer_path(digest) / "data"
+    data.chmod(0o600)
+    with data.open("r+b") as content:
+        content.seek(50_000)
+        content.write(b"not what was there")
+    before = hub.fetched(image.base), hub.fetched(image.top)
+    found = scrub(store, mend=lambda ref: pull(store, ref, access=hub.access))
+    assert found is not None and [(one.digest, one.mended) for one in found.damaged] == [(digest, True)]
+    assert (hub.fetched(image.base), hub.fetched(image.top)) == (before[0], before[1] + 1)
+    store.verify(digest)
+    assert pull(store, image.ref, access=hub.access) == entry
+    again = scrub(store)
+    assert again is not None and not again.damaged
 
 
 def test_a_layer_that_is_here_is_not_fetched_again(hub: Registry, store: LayerStore, tmp_path: Path) -> None:

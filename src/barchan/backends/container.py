@@ -20,6 +20,7 @@ from barchan.backends.base import Abilities, Launch, Pack, Running, Space, Usage
 from barchan.backends.container_data import check_sources
 from barchan.backends.container_make import ContainerMaker
 from barchan.backends.container_steps import Draft, Order, short_path
+from barchan.backends.layer_care import LayerCare
 from barchan.backends.packs import Packs, digests_of, stack_of
 from barchan.backends.pool import Pool
 from barchan.backends.pulls import Pulls
@@ -34,9 +35,8 @@ from barchan.kernel.idranges import IdRanges
 from barchan.kernel.probe import HostReport
 from barchan.kernel.scratch import Scratch
 from barchan.layers import pointers
-from barchan.layers.build_cache import expire, lock
+from barchan.layers.build_cache import lock
 from barchan.layers.catalog import described
-from barchan.layers.gc import collect
 from barchan.layers.mount import LayerMounts
 from barchan.layers.pull import images_missing
 from barchan.layers.resolved import ResolvedNames
@@ -92,6 +92,7 @@ class ContainerBackend:
         self._store = store
         self._resolve = ResolvedNames(store)
         self._pulls = Pulls(config.layout.layers, config.registry, config.pulls, config.layer_format)
+        self._care = LayerCare(config, store, mounts, self._pulls)
         self._settled: dict[int, tuple[SandboxSpec, tuple[Layer, ...]]] = {}
         """Layers of what was settled and comes to be made, by the identity of the spec."""
         self._mounts = mounts
@@ -361,17 +362,11 @@ class ContainerBackend:
 
     async def tidy(self) -> None:
         held = frozenset(layer for stack in set(self._stacks.values()) for layer in digests_of(stack))
-        await self._maker.in_thread(lambda: self._collect(held))
-
-    def _collect(self, held: frozenset[str]) -> None:
-        """Also unmounts what is gone: sandboxes that were made of it have clones of their own."""
-        self._store.sweep()
-        expire(self._store)
-        collect(self._store, held=held)
-        # In this order: a layer that comes and is mounted in between is in neither.
-        self._mounts.close(self._mounts.mounted() - self._store.digests())
+        loop = asyncio.get_running_loop()
+        await self._maker.in_thread(lambda: self._care.tidy(loop, held))
 
     async def close(self) -> None:
+        self._care.stop()
         await self._pulls.close()
         await self._packs.close()
         await self._pool.close()

@@ -8,8 +8,11 @@ import click
 
 from barchan.cli.env import open_store
 from barchan.cli.pack import pack_command
-from barchan.cli.session import Session, data_option, json_option
+from barchan.cli.session import FILE, Session, data_option, json_option
 from barchan.cli.tables import show
+from barchan.cli.text import plain
+from barchan.cli.values import SIZE
+from barchan.errors import Conflict
 from barchan.sizes import size
 
 
@@ -34,9 +37,11 @@ def gc_command(session: Session, grace: float, dry_run: bool, data: Path) -> Non
 
     A server does it by itself. Sandboxes go on; the disk space of a layer comes back when the last one made of it has ended.
     """
+    from barchan.layers import holds
     from barchan.layers.gc import collect
 
-    found = collect(open_store(data), grace=grace, dry_run=dry_run)
+    store = open_store(data)
+    found = collect(store, grace=grace, dry_run=dry_run, held=holds.of_all(store))
     if session.json:
         session.emit({"removed": found.removed, "waiting": found.waiting, "bytes": found.freed, "dry_run": dry_run})
         return
@@ -45,6 +50,50 @@ def gc_command(session: Session, grace: float, dry_run: bool, data: Path) -> Non
     session.note(
         f"{'would remove' if dry_run else 'removed'} {len(found.removed)}, {size(found.freed)}; {len(found.waiting)} not yet"
     )
+
+
+@layer.command("scrub")
+@click.option("--rate", type=SIZE, help="Bytes a second to read at most.  [default: no limit]")
+@click.option("--no-fetch", is_flag=True, help="Do not fetch damaged images from their registries again.")
+@click.option("--registry-auth", type=FILE, help="Login file, as `skopeo login` writes it.")
+@click.option("--registries-conf", type=FILE, help="Mirrors and registries without TLS: containers-registries.conf(5).")
+@data_option
+@json_option
+@click.pass_obj
+def scrub_command(
+    session: Session,
+    rate: int | None,
+    no_fetch: bool,
+    registry_auth: Path | None,
+    registries_conf: Path | None,
+    data: Path,
+) -> int:
+    """Read every layer whole, and compare it with its digest.
+
+    A damaged one is not used for new sandboxes until it is whole again. Exit status 1 when one stays damaged. A server does the
+    same by and by.
+    """
+    import os
+
+    from barchan.config import Layout, RegistryAccess
+    from barchan.layers.mount import LayerMounts
+    from barchan.layers.pull import pull
+    from barchan.layers.scrubber import scrub
+
+    store = open_store(data)
+    access = RegistryAccess(auth_file=registry_auth, registries_conf=registries_conf)
+    found = scrub(store, rate=rate or 0, mend=None if no_fetch else lambda ref: pull(store, ref, access=access))
+    if found is None:
+        raise Conflict("somebody else reads the layers of this store at the moment", hint="try again later")
+    mounts = LayerMounts(Layout(Path(os.path.abspath(data))).mounts, store)
+    mounts.close(mounts.mounted() & {one.digest for one in found.damaged})
+    if session.json:
+        session.emit(found)
+    for one in () if session.json else found.damaged:
+        click.echo(f"{one.digest}  {', '.join(map(plain, one.names)) or 'no environment'}")
+        session.note(plain(f"{one.why}; {'fetched again' if one.mended else one.remedy}"))
+    session.note(f"{found.layers} layers, {size(found.size)} read; {len(found.damaged)} damaged")
+    return 1 if any(not one.mended for one in found.damaged) else 0
 
 
 @layer.command("du")

@@ -4,6 +4,7 @@
       layer.json    its format, and size and SHA-256 of the files; its own SHA-256 is the digest of the layer
       image         an EROFS image: of a *split* layer all but the content of its files, of a *packed* one everything
       data          of a split layer: that content, in chunks that the image points to
+      damaged       says why this layer is not to be used, until other files take its place
 
 Both files are filled up with zeros to a multiple of 2 MiB, so that they may be disks and memory of virtual machines as they are.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,9 +24,12 @@ from barchan.layers import refs
 from barchan.layers.catalog import REMEDY, sync
 from barchan.spec import MIB
 
+Pace = Callable[[int], None]
+"""Told how many bytes were just read; may take its time."""
 Format = Literal["split", "packed"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-RECORD, IMAGE, DATA = "layer.json", "image", "data"
+RECORD, IMAGE, DATA, DAMAGED = "layer.json", "image", "data", "damaged"
+_PIECE = 4 * MIB
 UNIT = 2 * MIB
 
 
@@ -61,6 +66,10 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.encode(self, order="deterministic")
 
 
+def unpaced(size: int) -> None:
+    """As fast as it goes."""
+
+
 def finish(directory: Path, format: Format) -> Content:
     """Fill up the files that were made in `directory`, and write down what they are."""
     image = _filled(directory / IMAGE)
@@ -86,8 +95,13 @@ def settle(directory: Path) -> None:
     sync(directory)
 
 
-def read(directory: Path, digest: str = "") -> Content:
-    """`FileNotFoundError` when there is no layer, `LayerCorrupt` when what is there is not the one of that digest."""
+def read(directory: Path, digest: str = "", *, damaged: bool = False) -> Content:
+    """`FileNotFoundError` when there is no layer, `LayerCorrupt` when what is there is not the one of that digest.
+
+    `damaged`: also of one that is marked so.
+    """
+    if not damaged and (directory / DAMAGED).exists():
+        raise corrupt(digest or directory.name, "is damaged: " + (directory / DAMAGED).read_text())
     data = (directory / RECORD).read_bytes()
     try:
         content = msgspec.json.decode(data, type=Content)
@@ -106,20 +120,20 @@ def whole(directory: Path, content: Content) -> bool:
         return False
 
 
-def verify(directory: Path, digest: str) -> Content:
-    """Read all of it and compare. `LayerCorrupt` names the digest and the remedy."""
+def verify(directory: Path, digest: str, pace: Pace = unpaced) -> Content:
+    """Read all of it and compare, also of one that is marked. `LayerCorrupt` names the digest and the remedy."""
     try:
-        content = read(directory, digest)
+        content = read(directory, digest, damaged=True)
         for name, blob in content.files.items():
-            check(directory / name, blob, digest)
+            check(directory / name, blob, digest, pace)
     except OSError as error:
         raise corrupt(digest, f"cannot be read: {error}") from error
     return content
 
 
-def check(path: Path, blob: Blob, digest: str) -> None:
+def check(path: Path, blob: Blob, digest: str, pace: Pace = unpaced) -> None:
     """One file of the layer of that digest, read and compared."""
-    found = digest_of(path)
+    found = digest_of(path, pace)
     if found != refs.hex_of(blob.digest):
         raise corrupt(digest, f"has changed: its {path.name} hashes to sha256:{found}")
 
@@ -128,7 +142,11 @@ def corrupt(digest: str, why: str, phase: str = "verify") -> LayerCorrupt:
     return LayerCorrupt(f"layer {digest} {why}", hint=REMEDY, phase=phase)
 
 
-def digest_of(path: Path) -> str:
+def digest_of(path: Path, pace: Pace = unpaced) -> str:
     """SHA-256 of a file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(piece):
+            found.update(piece[:size])
+            pace(size)
+    return found.hexdigest()

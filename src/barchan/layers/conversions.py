@@ -42,7 +42,7 @@ class Conversions:
                 found = msgspec.json.decode(path.read_bytes(), type=Conversion)
             except (FileNotFoundError, msgspec.DecodeError):
                 continue
-            if found.format == _FORMAT and self._store.layer_path(found.layer).exists():
+            if found.format == _FORMAT and self._store.intact(found.layer):
                 yield found
 
     def note(self, conversion: Conversion) -> None:

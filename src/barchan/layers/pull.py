@@ -27,11 +27,12 @@ EVERY = 0.2
 
 
 def known(store: LayerStore, ref: str) -> NameEntry | None:
-    """What the store has of an image, without asking its registry."""
+    """What the store has of an image, without asking its registry. One with a damaged layer it has not."""
     try:
-        return store.catalog.find(refs.parse(ref))
+        entry = store.catalog.find(refs.parse(ref))
     except EnvironmentNotFound:
         return None
+    return entry if store.intact(entry.digest) else None
 
 
 def images_missing(store: LayerStore, environment: EnvironmentRef) -> list[str]:

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import hashlib
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt, NodeStorageFull
+from barchan.errors import CreateFailed, EnvironmentNotFound, InvalidRequest, LayerCorrupt
 from barchan.images import NO_CONFIG, ImageConfig
 from barchan.kernel import directories
 from barchan.layers import content as contents
-from barchan.layers import pointers, refs
+from barchan.layers import pointers, refs, workplace
 from barchan.layers.catalog import REMEDY, Catalog, NameEntry, Provenance, flock, sync, write
-from barchan.layers.content import Content
+from barchan.layers.content import Content, Pace
 from barchan.names import check_name
-
-ABANDONED = 86400.0
-"""Seconds after which the work of a process on another host counts as left behind."""
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -111,13 +105,13 @@ class LayerStore:
     @contextmanager
     def temporary(self) -> Iterator[Path]:
         """A fresh directory to make layers in, on a disk of this host, removed afterwards."""
-        with _temporary(self._work) as path:
+        with workplace.temporary(self._work) as path:
             yield path
 
     def sweep(self) -> None:
         """Remove work of processes that are gone; of those on other hosts, what is a day old."""
         for entry in (*os.scandir(self._tmp), *os.scandir(self._work)):
-            if _abandoned(entry):
+            if workplace.abandoned(entry):
                 shutil.rmtree(entry.path, ignore_errors=True)
 
     def add(
@@ -175,9 +169,9 @@ class LayerStore:
 
     def _place(self, made: Path, content: Content) -> Path:
         path = self.layer_path(content.digest)
-        with _temporary(self._tmp) as near:
+        with workplace.temporary(self._tmp) as near:
             if not _intact(path, content):
-                with _roomy(self.root):
+                with workplace.roomy(self.root):
                     ready = made if self._tmp == self._work else Path(shutil.copytree(made, near / "layer"))
                     contents.settle(ready)
                 with suppress(FileNotFoundError):
@@ -262,6 +256,10 @@ class LayerStore:
 
     # --- for `gc`, with the store's lock held
 
+    def intact(self, digest: str) -> bool:
+        """Whether all layers of an image are there, and none is marked as damaged."""
+        return all(self._size_at_most(layer) > 0 for layer in self.layers_of(digest))
+
     def sizes(self) -> dict[str, int]:
         """Bytes of every layer, by digest."""
         return {digest: self._size_at_most(digest) for digest in self.digests()}
@@ -289,7 +287,7 @@ class LayerStore:
     def discard(self, digest: str) -> None:
         """Remove a layer. One that is mounted stays readable for those who have it. Idempotent."""
         (self._verified / refs.hex_of(digest)).unlink(missing_ok=True)
-        with _temporary(self._tmp) as near, suppress(FileNotFoundError):
+        with workplace.temporary(self._tmp) as near, suppress(FileNotFoundError):
             os.rename(self.layer_path(digest), near / "unused")
 
     def discard_leftovers(self) -> None:
@@ -319,13 +317,13 @@ class LayerStore:
             pass
         return self.verify(layer.digest)
 
-    def verify(self, digest: str) -> Content:
+    def verify(self, digest: str, pace: Pace = contents.unpaced) -> Content:
         """Read the whole layer and compare. `LayerCorrupt` names the digest and the remedy."""
         path = self.layer_path(digest)
         stamp = self._stamp(digest)
         try:
-            before = _stamps_of(path, contents.read(path, digest))
-            content = contents.verify(path, digest)
+            before = _stamps_of(path, contents.read(path, digest, damaged=True))
+            content = contents.verify(path, digest, pace)
         except OSError as error:
             raise contents.corrupt(digest, f"cannot be read: {error}") from error
         except LayerCorrupt:
@@ -334,46 +332,26 @@ class LayerStore:
         write(stamp, msgspec.json.encode(before))
         return content
 
+    def verified(self) -> dict[str, float]:
+        """When each layer was last read whole, in Unix seconds; 0 for never."""
+        times = {f"sha256:{entry.name}": entry.stat().st_mtime for entry in os.scandir(self._verified)}
+        return {digest: times.get(digest, 0.0) for digest in self.digests()}
+
+    def scrub(self, digest: str, pace: Pace) -> int:
+        """Read a layer whole, whatever is known of it, and mark it if it is damaged. Returns its bytes; raises as `verify`."""
+        path = self.layer_path(digest)
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, str(path))
+        try:
+            content = self.verify(digest, pace)
+        except LayerCorrupt as error:
+            write(path / contents.DAMAGED, error.message.encode())
+            raise
+        (path / contents.DAMAGED).unlink(missing_ok=True)
+        return sum(blob.size for blob in content.files.values())
+
     def _stamp(self, digest: str) -> Path:
         return self._verified / refs.hex_of(digest)
-
-
-@contextmanager
-def _temporary(where: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix=f"{_here()}-{os.getpid()}-", dir=where))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
-@contextmanager
-def _roomy(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # also the one of several files that copying raises
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise NodeStorageFull(
-                f"no room for the layer at {root}", hint="free space there", phase="convert"
-            ) from error
-        raise
-
-
-@functools.cache
-def _here() -> str:
-    """This boot of this host, and these process ids."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8] + str(os.stat("/proc/self/ns/pid").st_ino)
-
-
-def _abandoned(entry: os.DirEntry[str]) -> bool:
-    where, _, rest = entry.name.partition("-")
-    owner = rest.partition("-")[0]
-    if where == _here():
-        return not (owner.isdigit() and Path("/proc", owner).exists())
-    try:
-        return time.time() - entry.stat().st_mtime > ABANDONED
-    except FileNotFoundError:
-        return False
 
 
 def _stamps_of(path: Path, content: Content) -> dict[str, _Stamp]:
