@@ -8,11 +8,16 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from barchan import Client, Limits, errors
+from barchan.builds.build import BuildOrder, build
+from barchan.builds.context import LocalContext
+from barchan.builds.dockerfile import parse
 from tests import registry
 from tests.e2e.conftest import BUSYBOX
+from tests.e2e.test_build import Told
 from tests.images import Layout, file, folder, symlink, tar
 from tests.registry import Registry
 from tests.server import Server, own_server
@@ -165,3 +170,28 @@ def test_the_command_line(server: Server, hub: Registry, tmp_path: Path) -> None
     assert server.run("env", "rm", f"docker://{image}") == {"removed": f"docker://{image}", "in_use": 1}
     server.run("stop", kept["id"])
     assert all("cli" not in entry["name"] for entry in server.run("env", "ls"))
+
+
+async def test_a_build_of_an_image_that_is_not_here(client: Client, hub: Registry, tmp_path: Path) -> None:
+    """Fetched for FROM and for COPY --from; what it says of itself is there for the steps and for what is built."""
+    image, other = pushed(hub, tmp_path / "image", "base"), pushed(hub, tmp_path / "other", "other")
+    (tmp_path / "context").mkdir()
+    text = f'FROM {image}\nENV WORD="$WORD you"\nCOPY --from=docker://{other} --chown=1000 /tag got\nRUN echo $WORD $(id -u) $(cat got) > said\n'
+    order = BuildOrder(
+        dockerfile=parse(text.encode()),
+        context=LocalContext(tmp_path / "context"),
+        name="built",
+        network="deny",
+        limits=LIMITS,
+    )
+    told = Told()
+    with pytest.raises(errors.CommandFailed, match="Dockerfile:4"):
+        await build(client, order, told)  # /srv is root's
+    assert [line for line in told.lines if "fetching" in line] == [
+        f"note fetching docker://{image}",
+        f"note fetching docker://{other}",
+    ]
+    order = msgspec.structs.replace(order, dockerfile=parse(text.replace("RUN", "USER 0\nRUN").encode()))
+    await build(client, order, told)
+    async with await client.create("built", limits=LIMITS) as box:
+        assert (await box.run("cat said; pwd; echo $WORD", check=True)).text == "hello you 0 other\n/srv\nhello you\n"
