@@ -17,7 +17,8 @@ from pathlib import Path
 
 from barchan import Client, Limits
 from barchan.kernel import syscalls
-from barchan.layers import erofs
+from barchan.layers import content, erofs
+from barchan.layers.attach import attach
 from barchan.layers.bootstrap import bootstrap
 from barchan.layers.mount import LayerMounts
 from barchan.layers.sources import import_environment
@@ -106,7 +107,7 @@ def starting(work: Path, sample: Sample) -> None:
             with timed(sample, "start"):
                 again = LayerStore(root / "layers")
                 again.sweep()
-                known, reached = again.sizes(), again.reached()
+                known, reached = again.digests(), again.reached()
                 found = LayerMounts(root / "mnt", again)
                 found.prepare()
                 mounted = found.mounted()
@@ -116,24 +117,20 @@ def starting(work: Path, sample: Sample) -> None:
 
 
 def one_file(store: LayerStore, root: Path, number: int) -> str:
-    """A small image that is unlike the others: in a copy of the first, a block of the file is changed, which no checksum covers."""
-    first = root / "first"
-    if not first.exists():
-        (root / "tree").mkdir()
-        (root / "tree/f").write_bytes(b"number 00000000".ljust(8192))
-        erofs.build(root / "tree", first)
-    content = first.read_bytes()
-    assert content.count(b"number 00000000") == 1
+    tree = root / "tree"
+    tree.mkdir(exist_ok=True)
+    (tree / "f").write_text(str(number))
     with store.temporary() as place:
-        (place / "image").write_bytes(content.replace(b"number 00000000", b"number %08d" % number))
-        store.add(place / "image", f"layer-{number}")
+        erofs.build(tree, place / "layer")
+        store.add(place / "layer", f"layer-{number}")
     return f"layer-{number}"
 
 
 def converting(work: Path, sample: Sample) -> int:
     """The same image three ways, in seconds of CPU and of time. Returns the bytes of its tar."""
     store = LayerStore(work / "converting/layers")
-    fd = syscalls.new_mount("erofs", (("source", str(bootstrap(store, "debian-12").path)), ("ro", None)))
+    base = bootstrap(store, "debian-12").path
+    fd = attach(base / content.IMAGE, base / content.DATA)
     try:
         command = ["tar", "-C", f"/proc/self/fd/{fd}", "--numeric-owner", "--sort=name", "-cf", str(work / "tar"), "."]
         subprocess.run(command, check=True, pass_fds=[fd])
