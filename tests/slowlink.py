@@ -71,7 +71,7 @@ class SlowLink:
 @contextmanager
 def slow_link(targets: Sequence[int], *, delay: float = 0.0, rate: float = 0.0) -> Iterator[SlowLink]:
     command = [sys.executable, "-m", "tests.slowlink"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             yield SlowLink(process, Setting(list(targets), delay, rate))
         finally:
