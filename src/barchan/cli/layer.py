@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from barchan.cli.env import open_store
 from barchan.cli.pack import pack_command
 from barchan.cli.session import FILE, Session, data_option, json_option
+from barchan.cli.stores import open_store
 from barchan.cli.tables import show
 from barchan.cli.text import plain
 from barchan.cli.values import SIZE

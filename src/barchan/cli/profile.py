@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from barchan.cli.session import Session, data_option, json_option
+from barchan.cli.stores import open_store
 from barchan.cli.tables import show
 from barchan.cli.text import plain
 from barchan.sizes import size
@@ -38,7 +39,6 @@ def profile_command(
 
     Of all sandboxes of this host, since a layer was first used here, with what the kernel read ahead, as far as memory kept it.
     """
-    from barchan.cli.env import open_store
     from barchan.config import Layout
     from barchan.layers import access, prefetch
     from barchan.layers.mount import LayerMounts
