@@ -79,7 +79,7 @@ class Outage:
     later: float | None = None
     """Seconds after it came back until a new container worked."""
     said: str = ""
-    """Why those before it did not."""
+    """Why the first did not."""
 
 
 def options() -> Options:
@@ -124,9 +124,11 @@ def references(registry: Registry, images: Sequence[Made]) -> dict[str, Made]:
 
 async def one(client: Client, ref: str, image: Made, seen: Callable[[Sandbox], object] = lambda sandbox: None) -> None:
     sandbox = await client.create(image=ref, limits=LIMITS, timeout=300)
-    seen(sandbox)
-    (await sandbox.run(image.command, timeout=600)).check()
-    await sandbox.stop()
+    try:
+        seen(sandbox)
+        (await sandbox.run(image.command, timeout=600)).check()
+    finally:
+        await sandbox.stop()
 
 
 async def all_of(data: Path, images: dict[str, Made], given: Options) -> float:
@@ -214,7 +216,7 @@ async def again(client: Client, pair: tuple[str, Made], result: Outage) -> None:
         try:
             await one(client, *pair)
         except BarchanError as error:
-            result.said = f"{error.code}: {error}"
+            result.said = result.said or f"{error.code}: {error}"
             await asyncio.sleep(1)
         else:
             result.later = time.perf_counter() - began
