@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from barchan.errors import InvalidRequest
+from barchan.errors import InvalidRequest, LockMismatch
 from barchan.names import DIGEST, check_ref
 from barchan.sizes import size
 
@@ -30,7 +30,7 @@ class EnvironmentRef(_Value, frozen=True, kw_only=True):
     workspace: str | None = None
     toolkits: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
-    """In answers: what the names above were in the request, from the bottom up. In a request it counts for nothing."""
+    """What the names above were when they were asked for, from the bottom up. Filters match it too; nothing is made by it."""
     locked: tuple[LockedLayers, ...] = ()
     """Of a lock file: for each name, from the bottom up, what it must be; none for whatever the names mean."""
 
@@ -73,20 +73,24 @@ def untold(progress: PullProgress) -> None:
 
 MOST_LOCKED = 100
 """Layers of one name."""
+MOST_ASKED = 100
 
 
 def check_environment(environment: EnvironmentRef) -> None:
     for i, ref in enumerate(environment.names()):
         check_ref(ref, "environment.base" if i == 0 else "environment")
+    if len(environment.asked) > MOST_ASKED:
+        raise InvalidRequest(f"environment.asked: {len(environment.asked)} names", field="environment.asked")
+    for ref in environment.asked:
+        check_ref(ref, "environment.asked")
     check_locked(environment)
 
 
 def check_locked(environment: EnvironmentRef) -> None:
     locked, names = environment.locked, environment.names()
     if locked and len(locked) != len(names):
-        raise InvalidRequest(
-            f"environment.locked: {len(locked)} for {len(names)} names", field="environment.locked", hint="one for each"
-        )
+        said = f"environment.locked: {len(locked)} for {len(names)} names"
+        raise LockMismatch(said, field="environment.locked", hint="one for each")
     for name, one in zip(names, locked, strict=False):
         if not 1 <= len(one.layers) <= MOST_LOCKED:
             said = f"environment.locked: {name} has {len(one.layers)} layers"

@@ -63,7 +63,9 @@ def renamed(environment: EnvironmentRef, names: Sequence[str]) -> EnvironmentRef
     """The same parts by other names, in the order of `EnvironmentRef.names`, and what they were called before."""
     base, *above = names
     workspace = above.pop(0) if environment.workspace else None
-    return EnvironmentRef(base=base, workspace=workspace, toolkits=tuple(above), asked=environment.names())
+    return EnvironmentRef(
+        base=base, workspace=workspace, toolkits=tuple(above), asked=environment.asked or environment.names()
+    )
 
 
 def settled(spec: SandboxSpec, environment: EnvironmentRef, config: ImageConfig) -> SandboxSpec:

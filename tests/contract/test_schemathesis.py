@@ -73,12 +73,15 @@ async def test_every_operation_keeps_to_the_document(
     _, made = await ask("POST", "/v1/sandboxes", {"environment": {"base": "debian-12"}})
     await ask("POST", f"/v1/sandboxes/{made['id']}/exec", {"argv": ["echo", "hi"], "id": "e1"})
     node.files[b"/d/a"] = b"content"
+    node.images = ("docker://docker.io/library/debian:12",)
     _, document = await ask("GET", "/v1/openapi.json")
     few = {
         "sandbox": [made["id"], MISSING],
         "exec": ["e1", "e9"],
         "ExecBody.id": ["e1", "e2", None],
         "DataMount.source": ["data"],
+        "PullBody.image": [*node.images, "docker://docker.io/library/none:1"],
+        "PullBody.node": ["n1", None],
     }
     schemas = document["components"]["schemas"]
     # Mounts in one another are refused, which no schema can say.

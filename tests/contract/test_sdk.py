@@ -400,7 +400,8 @@ async def test_wrong_values_are_refused_before_anything_is_sent(tmp_path: Path) 
             ({"limits": Limits(memory="1g")}, "limits.memory"),  # type: ignore[arg-type]
             ({"limits": NetworkRules()}, "limits.mode"),
             ({"limits": 5}, "limits"),
-            ({"network": "deny"}, "network"),
+            ({"network": "closed"}, "network.mode"),
+            ({"network": 5}, "network"),
             ({"labels": ["a"]}, "labels"),
             ({"labels": {"a": 1}}, "labels"),
             ({"env": [("a", "b")]}, "env"),

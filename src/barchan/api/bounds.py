@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from barchan.api.queries import CountQuery, FileQuery, FindQuery, HistoryQuery, ListQuery, WriteQuery
-from barchan.api.values import MAX_OUTPUT, ExecBody, Renewal, SignalBody
+from barchan.api.values import MAX_OUTPUT, ExecBody, PullBody, Renewal, SignalBody
 from barchan.control.checks import ID
+from barchan.environments import MOST_ASKED, MOST_LOCKED, LockedLayers
 from barchan.image_refs import PATTERN
 from barchan.images import ImageConfig
 from barchan.mounts import MOST_MOUNTS, MOST_TARGET, DataMount
-from barchan.names import NAME, REF
+from barchan.names import DIGEST, NAME, REF
 from barchan.packing import MOST_PATTERN, MOST_PATTERNS, PackOrder, ScrubRules
 from barchan.ranges import LIMITS
 from barchan.spec import HOST, MOST_TIMEOUT, EnvironmentRef, Limits, SandboxSpec
@@ -39,6 +40,7 @@ _VARIABLES = {
 }
 _REF_PATTERN = f"{PATTERN}|(?!.*\\.\\.)(?:{REF.pattern})"
 _REF = {"type": "string", **_whole(_REF_PATTERN)}
+_DIGEST = {"type": "string", **_whole(DIGEST.pattern)}
 _TARGET = r"^(?!/(?:proc|sys|dev)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)+$"
 _PART = r"(?!\.{1,2}(?:/|$))(?:(?!\*\*)[^/\u0000])+"
 _PATHS = rf"^(?!(?:\*\*|~)$)(?:\*\*/)?(?:{_PART}/)*(?:{_PART}|\*\*)$"
@@ -55,7 +57,10 @@ FIELDS: dict[type[msgspec.Struct], dict[str, Schema]] = {
         "base": _REF,
         "workspace": _whole(f"(?:{_REF_PATTERN})?"),
         "toolkits": {"items": _REF},
+        "asked": {"items": _REF, "maxItems": MOST_ASKED},
     },
+    LockedLayers: {"digest": _DIGEST, "layers": {"items": _DIGEST, "minItems": 1, "maxItems": MOST_LOCKED}},
+    PullBody: {"image": _whole(PATTERN), "node": _name(NAME.pattern)},
     DataMount: {
         "source": _name(NAME.pattern),
         "target": {"pattern": _TARGET, "maxLength": MOST_TARGET},
