@@ -11,9 +11,15 @@ import click
 from barchan.cli.main import COMMANDS, barchan
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
+LAYERS = "[Look into layers](../how-to/layers.md)"
 SEE = {
     "env build": "[Build an environment from a Dockerfile](../how-to/build-an-environment.md)",
     "env import": "[Import an environment](../how-to/import-an-environment.md)",
+    "layer ls": LAYERS,
+    "layer cat": LAYERS,
+    "layer diff": LAYERS,
+    "layer export": LAYERS,
+    "layer collapse": LAYERS,
     "create": "[Make many sandboxes](../how-to/many-sandboxes.md)",
     "layer pack": "[Pack a sandbox](../how-to/pack-a-sandbox.md)",
     "shell": "[Shells and terminals](../how-to/shells-and-terminals.md)",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from barchan.cli import layer_archives, layer_files
 from barchan.cli.pack import pack_command
 from barchan.cli.session import FILE, Session, data_option, json_option
 from barchan.cli.stores import open_store
@@ -18,7 +19,17 @@ from barchan.sizes import size
 
 @click.group()
 def layer() -> None:
-    """What environments are made of, and what of it nobody needs."""
+    """What environments are made of, what is in it, and what of it nobody needs."""
+
+
+for command in (
+    layer_files.ls_command,
+    layer_files.cat_command,
+    layer_files.diff_command,
+    layer_archives.export_command,
+    layer_archives.collapse_command,
+):
+    layer.add_command(command)
 
 
 layer.add_command(pack_command)

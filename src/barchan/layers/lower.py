@@ -68,6 +68,11 @@ class Lower:
     def _roots(self) -> Sequence[int]:
         return self._open()
 
+    @property
+    def roots(self) -> Sequence[int]:
+        """The root directories of the layers, top first, open as long as they are mounted."""
+        return self._roots
+
     def gives(self, facts: Sequence[Fact]) -> bool:
         """Whether every question would be answered the same way here."""
         return all(self._ask(fact.question, _split(fact.path)) == fact.answer for fact in facts)
@@ -217,14 +222,14 @@ def _search(root: int, path: Parts) -> tuple[os.stat_result | None, bool]:
     fd, more = os.dup(root), True
     try:
         for part in path[:-1]:
-            state = _state(part, fd)
+            state = state_of(part, fd)
             if state is None:
                 return None, more
             if not stat.S_ISDIR(state.st_mode):
                 return None, False
             fd = _replaced(fd, os.open(part, DIRECTORY, dir_fd=fd))
-            more = more and not _opaque(fd)
-        state = _state(path[-1], fd) if path else os.fstat(fd)
+            more = more and not is_opaque(fd)
+        state = state_of(path[-1], fd) if path else os.fstat(fd)
     finally:
         os.close(fd)
     return (None, False) if state is not None and is_whiteout(state) else (state, more)
@@ -236,13 +241,13 @@ def _list(root: int, path: Parts, seen: dict[bytes, bool]) -> bool:
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
-                seen.setdefault(os.fsencode(entry.name), not _whited_out(entry))
-        return _opaque(fd)
+                seen.setdefault(os.fsencode(entry.name), not whited_out(entry))
+        return is_opaque(fd)
     finally:
         os.close(fd)
 
 
-def _whited_out(entry: os.DirEntry[str]) -> bool:
+def whited_out(entry: os.DirEntry[str]) -> bool:
     if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False) or entry.is_symlink():
         return False
     return is_whiteout(entry.stat(follow_symlinks=False))
@@ -253,7 +258,7 @@ def _replaced(old: int, new: int) -> int:
     return new
 
 
-def _state(name: bytes, fd: int) -> os.stat_result | None:
+def state_of(name: bytes, fd: int) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -264,7 +269,7 @@ def is_whiteout(state: os.stat_result) -> bool:
     return stat.S_ISCHR(state.st_mode) and state.st_rdev == 0
 
 
-def _opaque(fd: int) -> bool:
+def is_opaque(fd: int) -> bool:
     with suppress(OSError):
         return os.getxattr(fd, OPAQUE) == b"y"
     return False
