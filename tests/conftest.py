@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -47,6 +48,8 @@ def refuse_skip(report: Report) -> Report:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts us in the background has us ignore ctrl-C, and so would all that is interrupted in a test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_controller(config):
         server.choose_place()
 
