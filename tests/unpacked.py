@@ -13,34 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from barchan.config import Layout as DataLayout
-from barchan.kernel import probe, syscalls
+from barchan.kernel import syscalls
 from barchan.layers.mount import LayerMounts
 from barchan.layers.sources import import_environment
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore
 from barchan.spec import EnvironmentRef
-from tests import server, trees
+from tests import trees
+from tests.disks import real_disk
 from tests.images import Layout
 
 
 @contextmanager
 def place() -> Iterator[Path]:
     """A directory where both can work. Skips where one of them cannot."""
-    if os.geteuid():
-        pytest.skip("importing needs root")
     if shutil.which("umoci") is None:
         pytest.skip("umoci is not installed")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-umoci-", dir=disks[0]))
-    try:
-        if probe.examine(DataLayout(path / "probe")).kernel != "full":
-            pytest.skip("overlayfs takes no layers by descriptor here")
+    with real_disk(full=True) as path:
         yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @contextmanager

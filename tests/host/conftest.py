@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import server
+from tests.disks import real_disk
 from tests.host.guest_client import Guest, Link, built_guest, running_guest
 
 
@@ -34,13 +31,5 @@ def link(guest: Guest) -> Iterator[Link]:
 @pytest.fixture
 def disk() -> Iterator[Path]:
     """A directory whose file system holds images that are mounted from their file."""
-    if os.geteuid():
-        pytest.skip("mounting needs root")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-disk-", dir=disks[0]))
-    try:
+    with real_disk() as path:
         yield path
-    finally:
-        shutil.rmtree(path)

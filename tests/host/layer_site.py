@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from barchan.config import Layout as DataLayout
 from barchan.errors import InvalidRequest
-from barchan.kernel import probe, syscalls
+from barchan.kernel import syscalls
 from barchan.layers.attach import attach
 from barchan.layers.sources import import_environment
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore
 from barchan.spec import EnvironmentRef
-from tests import server, trees
+from tests import trees
+from tests.disks import real_disk
 from tests.images import Layout, Member, tar
 
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
@@ -97,18 +94,8 @@ class Site:
 
 @contextmanager
 def opened() -> Iterator[Site]:
-    if os.geteuid():
-        pytest.skip("mounting needs root")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-layers-", dir=disks[0]))
-    try:
-        if probe.examine(DataLayout(path / "probe")).kernel != "full":
-            pytest.skip("overlayfs takes no layers by descriptor here")
+    with real_disk(full=True) as path:
         site = Site(path)
         yield site
         assert not site.held()
         assert not list((site.store.root / "tmp").iterdir())
-    finally:
-        shutil.rmtree(path)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 import stat
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ from barchan.layers.mount import LayerMounts
 from barchan.layers.sources import import_layer
 from barchan.layers.store import LayerStore
 from barchan.spec import MIB
-from tests import debian, erofs_utils, server
+from tests import debian, erofs_utils
+from tests.disks import real_disk
 
 EPOCH = 1_700_000_000
 Entry = tuple[int, int, int, int, bytes, dict[str, bytes]]
@@ -33,19 +32,11 @@ Entry = tuple[int, int, int, int, bytes, dict[str, bytes]]
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    if os.geteuid():
-        pytest.skip("importing needs root")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-import-", dir=disks[0]))
-    try:
+    with real_disk() as path:
         yield path
-    finally:
         for below in (path / "host", path / "tree/mounted"):
             while mounts.top(below):
                 syscalls.unmount(below)
-        shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests import server
+from tests.disks import real_disk
 from tests.juicefs import JuiceFS, juicefs
 
 MIB = 1 << 20
@@ -19,11 +17,8 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[JuiceFS]:
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no real disk here")
-    with tempfile.TemporaryDirectory(prefix="barchan-juicefs-", dir=disks[0]) as name:
-        with juicefs(Path(name), cache_mib=64, delay=0.001, rate=50e6) as found:
+    with real_disk() as path:
+        with juicefs(path, cache_mib=64, delay=0.001, rate=50e6) as found:
             yield found
             pids = found.pids()
         assert pids and not found.pids()

@@ -206,9 +206,10 @@ def test_an_image_of_a_registry_is_still_that_image(site: Site) -> None:
 def test_nothing_is_left_of_one_that_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.image("fails", [[file("x", b"f")], [file("y", b"f")]])
     before = sorted(path.name for path in site.store.root.rglob("*"))
+    threads = threading.active_count()
     monkeypatch.setattr("barchan.layers.layer_tree.MOST_ENTRIES", 1)
     with pytest.raises(InvalidRequest, match="limit of 1 files"):
         collapse(site.store, "fails")
     after = sorted(path.name for path in site.store.root.rglob("*"))
     assert [name for name in after if name not in before and len(name) != 64] == []
-    assert threading.active_count() == 1
+    assert threading.active_count() <= threads

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from barchan.layers.attach import attach
 from barchan.layers.mount import LayerMounts
 from barchan.layers.sources import import_layer
 from barchan.layers.store import Layer, LayerStore
-from tests import server
+from tests.disks import real_disk
 
 PROGRAM = """
 import os, sys
@@ -41,16 +39,8 @@ Make = Callable[[], LayerMounts]
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    if os.geteuid():
-        pytest.skip("mounting needs root")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-mounts-", dir=disks[0]))
-    try:
+    with real_disk() as path:
         yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @pytest.fixture

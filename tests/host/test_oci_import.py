@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from barchan.layers.sources import Wanted, import_environment
 from barchan.layers.stack import compose
 from barchan.layers.store import LayerStore, StackFile
 from barchan.spec import EnvironmentRef
-from tests import server
+from tests.disks import real_disk
 from tests.images import Layout, docker_archive, file, folder, packed, symlink, tar
 
 BASE = tar([folder("etc"), file("etc/base", b"base"), folder("usr"), symlink("lib", "usr")])
@@ -36,16 +34,8 @@ OTHER = tar([folder("srv"), file("srv/other", b"o")])
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    if os.geteuid():
-        pytest.skip("importing needs root")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-oci-", dir=disks[0]))
-    try:
+    with real_disk() as path:
         yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import random
 import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from barchan.config import Layout
 from barchan.errors import CreateFailed, InvalidRequest
 from barchan.images import ImageConfig
-from barchan.kernel import probe, syscalls
+from barchan.kernel import syscalls
 from barchan.kernel.scratch import Scratch
 from barchan.layers import lower
 from barchan.layers.attach import attach
@@ -30,7 +29,8 @@ from barchan.layers.scrub import NOTHING, Policy
 from barchan.layers.sources import import_layer
 from barchan.layers.store import Layer, LayerStore
 from barchan.spec import MIB
-from tests import server, trees
+from tests import trees
+from tests.disks import real_disk
 
 SIZE = 256 * MIB
 LATER = 1 << 40
@@ -110,19 +110,8 @@ def seen(root: Path) -> trees.Described:
 
 @pytest.fixture(scope="module")
 def ground() -> Iterator[Ground]:
-    if os.geteuid():
-        pytest.skip("mounting needs root")
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no file system here can hold images that are mounted from their file")
-    path = Path(tempfile.mkdtemp(prefix="barchan-pack-", dir=disks[0]))
-    try:
-        if probe.examine(Layout(path / "probe")).kernel != "full":
-            pytest.skip("overlayfs takes no layers by descriptor here")
-        with Scratch.open(Layout(path), SIZE) as scratch:
-            yield Ground(path, scratch)
-    finally:
-        shutil.rmtree(path)
+    with real_disk(full=True) as path, Scratch.open(Layout(path), SIZE) as scratch:
+        yield Ground(path, scratch)
 
 
 @pytest.fixture(scope="module")

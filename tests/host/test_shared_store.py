@@ -6,21 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from barchan.config import Layout
 from barchan.errors import LayerCorrupt
-from barchan.kernel import probe
 from barchan.layers.mount import LayerMounts
 from barchan.layers.sources import import_layer
 from barchan.layers.store import Layer, LayerStore
 from barchan.spec import MIB
-from tests import server
+from tests.disks import real_disk
 from tests.host.test_env_import import entries, make_contents
 from tests.juicefs import JuiceFS, juicefs
 
@@ -30,13 +27,8 @@ READER = "import sys; print(len(open(sys.argv[1], 'rb').read()), flush=True)"
 
 @pytest.fixture(scope="module")
 def disk() -> Iterator[Path]:
-    disks = server.disks()
-    if not disks:
-        pytest.skip("no real disk here")
-    with tempfile.TemporaryDirectory(prefix="barchan-shared-", dir=disks[0]) as name:
-        if probe.examine(Layout(Path(name) / "probe")).kernel != "full":
-            pytest.skip("this kernel mounts no EROFS image from its file")
-        yield Path(name)
+    with real_disk(full=True) as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

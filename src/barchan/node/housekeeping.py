@@ -9,12 +9,15 @@ from barchan.errors import BarchanError
 from barchan.node.agent import Agent
 
 logger = logging.getLogger(__name__)
+SOON = 5.0
 
 
 async def watch(agent: Agent) -> None:
-    """Every `tidy_seconds`, for ever."""
+    """Every `tidy_seconds`, for ever; the first time soon: of an agent that was killed with work under way, processes end a moment later."""
+    pause = min(SOON, agent.config.tidy_seconds)
     while True:
-        await asyncio.sleep(agent.config.tidy_seconds)
+        await asyncio.sleep(pause)
+        pause = agent.config.tidy_seconds
         for backend in agent.backends.values():
             try:
                 await backend.tidy()
