@@ -56,7 +56,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None
+        """Asked of the kernel: the event loop may not have heard yet that it died."""
+        try:
+            gone = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return gone is None and self._process.returncode is None
 
     async def ask(self, job: PackJob) -> PackNews:
         """Raises `CreateFailed` when it dies."""
