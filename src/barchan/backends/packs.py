@@ -167,12 +167,17 @@ class Packs:
             self._spawn(self._in_thread(self._scratch.reclaim))
 
     async def _done(self, job: PackJob) -> PackNews:
-        worker = self._idle.pop() if self._idle else None
-        if worker is not None and worker.expiry is not None:
-            worker.expiry.cancel()
-        if worker is None or not worker.alive:
-            await self._in_thread(self._store.sweep)  # after processes that an agent which was killed took along
-            worker = await Worker.start()
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.expiry is not None:
+                worker.expiry.cancel()
+            if worker.alive:
+                with contextlib.suppress(CreateFailed):  # it died while it waited, and has done nothing
+                    return await self._asked(worker, job)
+        await self._in_thread(self._store.sweep)  # after processes that an agent which was killed took along
+        return await self._asked(await Worker.start(), job)
+
+    async def _asked(self, worker: Worker, job: PackJob) -> PackNews:
         try:
             news = await worker.ask(job)
         except BaseException:
