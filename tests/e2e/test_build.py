@@ -95,7 +95,7 @@ MULTI = """\
 FROM $BASE AS compile
 ARG GREETING=hello
 ENV WORDS="$GREETING world"
-WORKDIR /work
+WORKDIR /build
 COPY run src/ ./
 RUN <<E
 set -e
@@ -107,8 +107,8 @@ E
 FROM $BASE
 USER user
 WORKDIR /home/user/app
-COPY --from=compile --chown=user /work/made ./
-COPY --from=compile /work /all/
+COPY --from=compile --chown=user /build/made ./
+COPY --from=compile /build /all/
 RUN echo mine > own && cat made
 ENV A=1
 CMD ["cat", "made"]
@@ -120,9 +120,9 @@ async def test_a_build_of_two_stages(site: Site) -> None:
     site.write("src/text", "text\n")
     result = await site.build(MULTI)
     assert carried_out(result) == [4, 5, 6, 15, 16, 17, 18]
-    assert site.told.written == b"TEXT\nhello world from /work as root\n"
+    assert site.told.written == b"TEXT\nhello world from /build as root\n"
     assert await site.said("cat made own; stat -c '%a %u %g' made own . /all/made /all") == (
-        "TEXT\nhello world from /work as root\nmine\n750 1000 1000\n644 1000 1000\n755 1000 1000\n750 0 0\n755 0 0\n"
+        "TEXT\nhello world from /build as root\nmine\n750 1000 1000\n644 1000 1000\n755 1000 1000\n750 0 0\n755 0 0\n"
     )
     assert await site.said("id -un; pwd; echo $A [$WORDS]") == "user\n/home/user/app\n1 []\n"
     described = (await site.client.lock(site.name)).base

@@ -64,16 +64,30 @@ def import_environment(
             _check_no_image(wanted, kind)
             return _import_tree(store, name, plain, source, format=wanted.format)
         image = _image(archive, kind, wanted, platform)
-        return oci.import_image(
-            store,
-            archive,
-            image,
-            name,
-            source=str(source),
-            kind=kind,
-            progress=lambda step: progress(step.text),
-            format=wanted.format,
-        )
+        return _import_image(store, name, source, archive, image, kind, wanted, progress)
+
+
+def _import_image(
+    store: LayerStore,
+    name: str,
+    source: Path,
+    parts: Archive | Directory,
+    image: Image,
+    kind: SourceType,
+    wanted: Wanted,
+    progress: Callable[[str], None],
+) -> NameEntry:
+    said = str(source)
+    return oci.import_image(
+        store,
+        parts,
+        image,
+        name,
+        source=said,
+        kind=kind,
+        progress=lambda step: progress(step.text),
+        format=wanted.format,
+    )
 
 
 def _from_directory(
@@ -83,16 +97,7 @@ def _from_directory(
     kind = wanted.type or ("oci" if parts.has(_LAYOUT) and parts.has(_INDEX) else "directory")
     if kind == "oci":
         image = layout_image(parts, wanted.image, platform)
-        return oci.import_image(
-            store,
-            parts,
-            image,
-            name,
-            source=str(source),
-            kind=kind,
-            progress=lambda step: progress(step.text),
-            format=wanted.format,
-        )
+        return _import_image(store, name, source, parts, image, kind, wanted, progress)
     if kind != "directory":
         raise _not(source, "a directory", kind)
     _check_no_image(wanted, kind)
